@@ -1,0 +1,57 @@
+// Bytes promised before they are used. One pool each for host memory and locked memory.
+//
+// A Reservation gives its bytes back when it dies. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "absl/base/thread_annotations.h"
+#include "absl/status/statusor.h"
+#include "absl/synchronization/mutex.h"
+
+namespace modelhost {
+
+class BudgetPool;
+
+class Reservation {
+ public:
+  Reservation() = default;
+  Reservation(Reservation&& other) noexcept;
+  Reservation& operator=(Reservation&& other) noexcept;
+  ~Reservation();
+  uint64_t bytes() const { return bytes_; }
+  // Gives back what turned out not to be needed.
+  void Shrink(uint64_t new_bytes);
+
+ private:
+  friend class BudgetPool;
+  Reservation(BudgetPool* pool, uint64_t bytes) : pool_(pool), bytes_(bytes) {}
+  BudgetPool* pool_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+class BudgetPool {
+ public:
+  // `name` is "host" or "memlock". `bytes` UINT64_MAX = no limit. Outlives its reservations.
+  BudgetPool(std::string name, uint64_t bytes) : name_(std::move(name)), limit_(bytes) {}
+
+  // RESOURCE_EXHAUSTED: the text has need, have and limit in IEC units.
+  absl::StatusOr<Reservation> Reserve(uint64_t bytes, const std::string& what);
+
+  const std::string& name() const { return name_; }
+  uint64_t limit() const { return limit_; }
+  uint64_t reserved() const;
+
+ private:
+  friend class Reservation;
+  void GiveBack(uint64_t bytes);
+
+  const std::string name_;
+  const uint64_t limit_;
+  mutable absl::Mutex mutex_;
+  uint64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
+};
+
+}  // namespace modelhost

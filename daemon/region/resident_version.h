@@ -1,0 +1,50 @@
+// One loaded version: its regions, its sealed index, and how the load went. Immutable; any thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "daemon/region/host_region.h"
+#include "daemon/store/manifest.h"
+#include "proto/handle/region.h"
+
+namespace modelhost {
+
+struct LoadPhase {
+  std::string name;  // "open", "verify", "map", "prewarm", "pin", "index".
+  absl::Duration duration;
+  uint64_t bytes = 0;
+};
+
+struct LoadReport {
+  std::string source;  // "cold", "warm" (nothing had to be read).
+  absl::Duration duration;
+  std::vector<LoadPhase> phases;
+  uint64_t disk_bytes = 0;    // Read from the store's files in this load.
+  uint64_t shared_bytes = 0;  // Already resident through another version.
+  std::vector<std::string> warnings;
+};
+
+struct ResidentVersion {
+  std::shared_ptr<const Manifest> manifest;
+  std::string format;  // "mixed" when components differ.
+  uint64_t tensor_count = 0;
+  uint64_t tensor_bytes = 0;
+  // By region number of the index. Files with one digest share a region.
+  std::vector<std::shared_ptr<const HostRegion>> regions;
+  std::vector<uint32_t>
+      eager;  // Regions that hold tensors, in the order their descriptors are sent.
+  std::vector<uint32_t> file_regions;  // Region of manifest->files[i].
+  SealedRegion index;
+  LoadReport report;
+  HostTier tier = HostTier::kNone;  // The lowest of its regions that hold tensors.
+
+  uint64_t host_bytes() const;  // Sum over its distinct regions.
+  uint64_t locked_bytes() const;
+};
+
+}  // namespace modelhost

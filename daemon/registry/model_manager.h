@@ -1,0 +1,245 @@
+// The verbs: everything an operator or a client can ask for, with no transport in it.
+//
+//   life of a load   Load/Swap -> StartLoad: STAGED -> RESERVED -> LOADING, Loader on a pool thread
+//                    -> result posted back -> READY (grants possible) -> waiting swaps go on
+//   life of a swap   all targets READY -> labels.json on a pool thread -> Publish (page) ->
+//   observers
+//                    -> versions without a label wait keep_previous, then DRAINING -> UNLOADING ->
+//                    STAGED
+//   life of a lease  Acquire -> Grant (descriptors are the transport's business) -> Release or
+//   EndSession
+//
+// Control thread only, except where a comment says otherwise; nothing here blocks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "daemon/platform/clock.h"
+#include "daemon/platform/peer.h"
+#include "daemon/platform/task_runner.h"
+#include "daemon/region/loader.h"
+#include "daemon/region/memory_budget.h"
+#include "daemon/registry/events.h"
+#include "daemon/registry/ids.h"
+#include "daemon/registry/lease_table.h"
+#include "daemon/registry/snapshots.h"
+#include "daemon/store/labels.h"
+#include "daemon/store/publish.h"
+#include "daemon/store/store.h"
+
+namespace modelhost {
+
+struct AcquireRef {
+  std::string model;
+  std::string label;     // Empty with a fixed version.
+  uint64_t version = 0;  // 0: by label.
+  Digest digest;         // All zero: any.
+};
+
+struct Grant {
+  LeaseId lease = 0;
+  VersionKey key;
+  std::string label;
+  uint64_t generation = 0;  // 0 for a fixed version.
+  uint32_t slot = 0;        // abi::kNoSlot for a fixed version.
+  std::shared_ptr<const ResidentVersion> resident;
+};
+
+struct SwapTarget {
+  std::string model;
+  uint64_t version = 0;
+};
+
+struct SwapRequest {
+  std::vector<SwapTarget> targets;  // [0] is the one that --if-current is about.
+  std::string label = kDefaultLabel;
+  std::optional<uint64_t> if_current;     // 0: the label must not be set.
+  std::string strategy = "availability";  // "availability", "resource", "auto".
+  bool allow_downtime = false;
+};
+
+struct SwapPlanRow {
+  std::string model;
+  uint64_t from = 0;
+  uint64_t to = 0;
+  std::string to_phase;
+  uint64_t need_bytes = 0;  // To be booked; 0 when already resident.
+};
+struct SwapPlan {
+  std::vector<SwapPlanRow> rows;
+  uint64_t need_bytes = 0;
+  uint64_t free_bytes = 0;  // In the host budget; UINT64_MAX = no limit.
+  bool fits = true;
+};
+
+struct PublishRequest {
+  std::string model;
+  uint64_t version = 0;
+  std::vector<PublishFile> files;
+  std::string residency;  // Empty: leave the model's policy alone.
+};
+
+using UploadTicket = std::array<uint8_t, 16>;
+
+struct ManagerOptions {
+  MemlockPolicy memlock = MemlockPolicy::kBestEffort;
+  std::map<std::string, ModelPolicy> model_policies;  // [[models]] of the configuration.
+  absl::Duration default_drain_timeout = absl::InfiniteDuration();
+  absl::Duration health_interval = absl::Seconds(2);
+  std::string file_protection = "file_mode";
+};
+
+class ModelManager {
+ public:
+  struct Deps {
+    Os& os;
+    Clock& clock;
+    ControlLoop& loop;
+    Executor& pool;  // For blocking work: loads, labels, scans, publishes, freeing.
+    Store& store;
+    Publisher& publisher;
+    Loader& loader;
+    VerifiedFiles& verified;
+    BudgetPool& host;
+    BudgetPool& memlock;
+    LabelPublisher& labels;
+    const UniqueFd& state_dir;
+    const AccessPolicy& access;
+  };
+
+  ModelManager(Deps deps, ManagerOptions options, LabelFile labels);
+  ~ModelManager();
+
+  // Observers outlive the manager. Before Start.
+  void AddObserver(Observer* observer);
+
+  // Scans the store and loads what the labels name. Any thread, once; `labels.epoch` is already
+  // raised.
+  void Start();
+  // Stops granting; running work is cancelled; `done` runs when nothing of ours is left on the
+  // pool.
+  void Stop(Task done);
+
+  // --- Clients
+  // -------------------------------------------------------------------------------------
+
+  SessionId BeginSession(const Peer& peer, const std::string& transport);
+  void EndSession(SessionId session, const std::string& why);
+
+  // All or none, from one snapshot. NOT_FOUND (with near names), FAILED_PRECONDITION (not READY:
+  // says the phase and what to do), PERMISSION_DENIED, RESOURCE_EXHAUSTED, UNAVAILABLE (stopping).
+  absl::StatusOr<std::vector<Grant>> Acquire(SessionId session, std::span<const AcquireRef> refs);
+  // As Acquire, but what may still become READY (loading, or labelled and about to be loaded, or
+  // not yet known) is waited for until `timeout`: then DEADLINE_EXCEEDED with the reason it would
+  // have been. `done` may run before this returns. Ends silently with the session.
+  using AcquireDone = std::function<void(absl::StatusOr<std::vector<Grant>>)>;
+  void AcquireOrWait(SessionId session, std::vector<AcquireRef> refs, absl::Duration timeout,
+                     AcquireDone done);
+  absl::Status Release(SessionId session, LeaseId lease);
+  absl::Status Evict(LeaseId lease);
+  // The version that a lease of this session holds. NOT_FOUND.
+  absl::StatusOr<std::shared_ptr<const ResidentVersion>> Leased(SessionId session, LeaseId lease);
+  // A transport tells how long an attach took, for the metrics.
+  void ReportAttach(const std::string& model, const std::string& transport, absl::Duration took,
+                    const absl::Status& status);
+  // An attempt that access rules refused.
+  void ReportRefused(const Peer& peer, const std::string& what);
+
+  // --- Operators
+  // -----------------------------------------------------------------------------------
+
+  // Each starts an operation (or joins an identical one under way) and returns its id; an error
+  // here means that nothing was started. `by` is the caller's uid.
+  absl::StatusOr<OperationId> Load(const VersionKey& key, uint32_t by);
+  absl::StatusOr<OperationId> Unload(const VersionKey& key, absl::Duration drain_timeout,
+                                     bool release_on_deadline, uint32_t by);
+  absl::StatusOr<OperationId> Swap(const SwapRequest& request, uint32_t by);
+  absl::StatusOr<SwapPlan> PlanSwap(const SwapRequest& request);
+  // `to` 0: the recorded previous version.
+  absl::StatusOr<OperationId> Rollback(const std::string& model, const std::string& label,
+                                       uint64_t to, uint32_t by);
+  absl::StatusOr<OperationId> Verify(const VersionKey& key, uint32_t by);
+
+  // Local publish: descriptors follow with the ticket (OfferUpload), within a minute.
+  struct PublishTicket {
+    OperationId operation = 0;
+    UploadTicket ticket{};
+  };
+  absl::StatusOr<PublishTicket> PublishFromDescriptors(const PublishRequest& request,
+                                                       const Peer& by);
+  // One frame of descriptors for files [first, first + fds.size()). Tickets are single-use and
+  // bound to the uid that asked. PERMISSION_DENIED for any bad ticket.
+  absl::Status OfferUpload(const Peer& peer, const UploadTicket& ticket, uint32_t first,
+                           std::vector<UniqueFd> fds, bool last);
+  // Streamed publish: the caller's own thread stages; the manager only books the operation and, at
+  // the end, takes the version up. `Finish` is called on the control thread.
+  absl::StatusOr<OperationId> BeginStreamedPublish(const PublishRequest& request, uint32_t by);
+  void ReportPublishProgress(OperationId operation, uint64_t bytes_done);
+  void FinishStreamedPublish(OperationId operation, absl::StatusOr<PublishResult> result);
+  // Whether the existing bytes of this version are known bad (QUARANTINED), so that a publish of
+  // the same digest may replace them.
+  bool IsQuarantined(const VersionKey& key) const;
+  bool IsOperationCancelled(OperationId operation) const;
+
+  // The version must be READY. `if_current` as in SwapRequest. `done` runs when the label is
+  // durable.
+  void SetLabel(const std::string& model, const std::string& label, uint64_t version,
+                std::optional<uint64_t> if_current,
+                std::function<void(absl::StatusOr<LabelChange>)> done);
+  void RemoveLabel(const std::string& model, const std::string& label,
+                   std::optional<uint64_t> if_current,
+                   std::function<void(absl::StatusOr<LabelChange>)> done);
+
+  // Looks at the store again. `done` gets the number of versions found new, and of those invalid.
+  struct RescanResult {
+    uint64_t models = 0;
+    uint64_t versions = 0;
+    uint64_t added = 0;
+    uint64_t gone = 0;
+    uint64_t invalid = 0;
+  };
+  void Rescan(std::function<void(absl::StatusOr<RescanResult>)> done);
+
+  absl::StatusOr<OperationSnapshot> GetOperation(OperationId operation) const;
+  std::vector<OperationSnapshot> ListOperations()
+      const;  // Newest first; finished ones for an hour.
+  // FAILED_PRECONDITION when it is over; what cannot be undone (a flip under way) goes on.
+  absl::Status CancelOperation(OperationId operation);
+  // Calls `on_change` with the present state and at every later change, until it is finished or
+  // Unsubscribe. NOT_FOUND.
+  using OperationWatch = uint64_t;
+  absl::StatusOr<OperationWatch> SubscribeOperation(
+      OperationId operation, std::function<void(const OperationSnapshot&)> on_change);
+  void UnsubscribeOperation(OperationWatch watch);
+
+  // --- Looking
+  // -------------------------------------------------------------------------------------
+
+  StatusSnapshot Status() const;
+  std::vector<ModelSnapshot> Models() const;
+  absl::StatusOr<ModelSnapshot> Model(const std::string& name) const;
+  absl::StatusOr<VersionSnapshot> Version(const VersionKey& key) const;
+  // Model and label to a version. NOT_FOUND.
+  absl::StatusOr<VersionKey> Resolve(const std::string& model, const std::string& label) const;
+  std::vector<Lease> Leases() const;
+  std::vector<Session> Sessions() const;
+  std::vector<EventRecord> Events(
+      const std::string& model) const;  // Oldest first; the last 64 of it.
+
+ private:
+  struct Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace modelhost

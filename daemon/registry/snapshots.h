@@ -1,0 +1,127 @@
+// Values that the manager hands out: copies, good on any thread, true at one moment.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "daemon/region/resident_version.h"
+#include "daemon/registry/ids.h"
+#include "daemon/registry/lease_table.h"
+#include "daemon/registry/version_state.h"
+#include "daemon/store/labels.h"
+#include "daemon/store/model_policy.h"
+
+namespace modelhost {
+
+struct VersionSnapshot {
+  VersionKey key;
+  std::string name;     // On disk; differs from the number only in an invalid entry.
+  std::string invalid;  // Why it can never be loaded; empty for a usable one.
+  Phase phase = Phase::kStaged;
+  Health health = Health::kOk;
+  HealthReason health_reason = HealthReason::kNone;
+  absl::Status error;  // Of the last failed load, in FAILED and QUARANTINED.
+  std::vector<std::string> labels;
+  std::optional<Digest> digest;
+  uint64_t file_bytes = 0;
+  absl::Time created;
+  uint64_t leases = 0;
+  Residency residency = Residency::kPinned;  // Asked for.
+  std::string load_phase;                    // In LOADING.
+  uint64_t load_bytes_done = 0;
+  uint64_t load_bytes_total = 0;
+  // Null unless bytes are resident (READY, DRAINING).
+  std::shared_ptr<const ResidentVersion> resident;
+};
+
+struct ModelSnapshot {
+  std::string name;
+  std::map<std::string, LabelRecord> labels;  // Removed ones are not in it.
+  EffectivePolicy policy;
+  std::string policy_error;
+  std::vector<VersionSnapshot> versions;  // By number; invalid entries last.
+};
+
+struct StatusSnapshot {
+  uint64_t epoch = 0;
+  absl::Time started;
+  bool ready = false;
+  std::vector<std::string> not_ready;  // Reasons, one per required model.
+  std::string store_root;
+  std::string store_error;  // The store cannot be read now; empty when it can.
+  struct Pool {
+    std::string name;
+    uint64_t limit = 0;  // UINT64_MAX: none.
+    uint64_t reserved = 0;
+  };
+  std::vector<Pool> pools;
+  std::string memlock_policy;
+  // Who stops a process from writing store files: "read_only_mount" (also root) or "file_mode".
+  std::string file_protection;
+  uint64_t clients = 0;
+  uint64_t leases = 0;
+  uint64_t models = 0;
+  uint64_t invalid_transitions = 0;
+};
+
+enum class OperationKind : uint8_t { kLoad, kUnload, kSwap, kRollback, kVerify, kPublish };
+enum class OperationState : uint8_t { kQueued, kRunning, kSucceeded, kFailed, kCancelled };
+absl::string_view OperationKindName(OperationKind kind);
+absl::string_view OperationStateName(OperationState state);
+
+struct LabelChange {
+  std::string model;
+  std::string label;
+  uint64_t from = 0;  // 0: it was not set.
+  uint64_t to = 0;    // 0: removed.
+  uint64_t generation = 0;
+};
+
+// What an operation has come to; which fields mean something depends on its kind.
+struct OperationResult {
+  bool unchanged = false;            // It was so already.
+  std::vector<LabelChange> changes;  // swap, rollback
+  absl::Duration load;               // load, swap: the longest of its loads.
+  absl::Duration flip;               // swap
+  uint64_t draining_leases = 0;      // swap: leases on the versions that lost a label.
+  std::string digest;                // publish
+  uint64_t bytes = 0;                // publish, load, verify
+  uint64_t linked_bytes = 0;         // publish
+};
+
+struct OperationSnapshot {
+  OperationId id = 0;
+  OperationKind kind = OperationKind::kLoad;
+  OperationState state = OperationState::kQueued;
+  std::string model;
+  uint64_t version = 0;
+  std::string label;
+  uint32_t requested_by_uid = 0;
+  absl::Time started;
+  absl::Time finished;
+  uint64_t sequence = 0;  // +1 at every change of this operation.
+  std::string phase;      // "load", "verify", "labels", "flip", ... lower case.
+  uint64_t bytes_done = 0;
+  uint64_t bytes_total = 0;
+  std::string message;
+  absl::Status status;  // When finished.
+  OperationResult result;
+  bool finished_state() const { return state >= OperationState::kSucceeded; }
+};
+
+// One line of history, for describe and for logs.
+struct EventRecord {
+  absl::Time when;
+  std::string what;  // "ready", "swap", "quarantined", ...
+  std::string model;
+  uint64_t version = 0;
+  std::string detail;
+};
+
+}  // namespace modelhost

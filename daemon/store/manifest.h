@@ -1,0 +1,60 @@
+// manifest.json: what a version consists of, byte for byte. Written last, never changed.
+//
+//   {"schema": 1, "model": "planner", "version": 8, "created": "2026-01-01T00:00:00Z",
+//    "digest": "<hex>", "requires": {"key": "value"},
+//    "files": [{"path": "a.safetensors", "bytes": 123, "sha256": "<hex>", "role": "weights",
+//               "chunk_bytes": 16777216, "chunk_sha256": ["<hex>", ...]}]}
+//
+// Unknown fields, duplicate paths and names that are not plain are refused: INVALID_ARGUMENT with
+// the field's name. The version's digest is SHA-256 over the lines "<sha256>  <path>\n" of its
+// files sorted by path (the text that `sha256sum` would print), so it names the content and nothing
+// else.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "daemon/store/digest.h"
+
+namespace modelhost {
+
+inline constexpr uint64_t kChunkBytes = uint64_t{16} << 20;
+inline constexpr char kManifestName[] = "manifest.json";
+
+struct ManifestFile {
+  std::string path;  // Plain relative, '/' between parts.
+  uint64_t bytes = 0;
+  Digest sha256;
+  std::string role;  // "weights" or "sidecar".
+  uint64_t chunk_bytes = kChunkBytes;
+  std::vector<Digest> chunks;  // ceil(bytes / chunk_bytes); the last one may be short.
+};
+
+struct Manifest {
+  std::string model;
+  uint64_t version = 0;
+  absl::Time created;
+  Digest digest;
+  std::map<std::string, std::string> requires_map;
+  std::vector<ManifestFile> files;  // Sorted by path.
+  uint64_t TotalBytes() const;
+};
+
+Digest VersionDigest(const std::vector<ManifestFile>& files);
+// Checks everything that can be checked without the files, the digest too.
+absl::StatusOr<Manifest> ParseManifest(absl::string_view json);
+std::string SerializeManifest(const Manifest& manifest);
+
+// A `checksums.sha256` in sha256sum's text form: "<hex>  name" or "<hex> *name" lines, as path ->
+// digest.
+absl::StatusOr<std::map<std::string, Digest>> ParseChecksums(absl::string_view text);
+
+// "8" is; "08", "+8", "0", "" and what exceeds 2^63-1 are not.
+absl::StatusOr<uint64_t> ParseVersionNumber(absl::string_view text);
+
+}  // namespace modelhost

@@ -1,0 +1,94 @@
+// The store on disk: <root>/models/<model>/versions/<N>/ and <root>/incoming/.
+//
+// A version directory is immutable once it is there; it gets there by one rename. Reading it never
+// trusts it: names, kinds, links and modes are checked each time (OpenVersion). Blocking; pool
+// threads only. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "daemon/platform/os.h"
+#include "daemon/store/manifest.h"
+#include "daemon/store/model_policy.h"
+#include "proto/handle/unique_fd.h"
+
+namespace modelhost {
+
+struct ScannedVersion {
+  uint64_t number = 0;
+  std::string name;              // As on disk; not canonical in an invalid entry.
+  std::string invalid;           // Why it is not usable; empty when it is.
+  uint64_t bytes = 0;            // Of its files.
+  std::optional<Digest> digest;  // When it has a manifest, or one was computed before.
+  absl::Time created;
+};
+
+struct ScannedModel {
+  std::string name;
+  ModelPolicy policy;                    // Of its model.toml.
+  std::string policy_error;              // A broken model.toml; policy is then empty.
+  std::vector<ScannedVersion> versions;  // By number.
+};
+
+// An open, checked version directory.
+struct VersionFiles {
+  UniqueFd dir;
+  // From manifest.json, or computed and kept in the state directory when there is none; `computed`
+  // tells.
+  std::shared_ptr<const Manifest> manifest;
+  bool computed = false;
+  // Descriptors of manifest->files, same order, opened for reading; sizes match the manifest.
+  std::vector<UniqueFd> files;
+  std::vector<FileInfo> infos;
+};
+
+class Store {
+ public:
+  // Makes the directories that are missing (0700). `own_uid` must own what is served, or root.
+  static absl::StatusOr<std::unique_ptr<Store>> Open(Os& os, std::string root, std::string state,
+                                                     uint32_t own_uid);
+  virtual ~Store() = default;
+
+  virtual const std::string& root() const = 0;
+
+  // All models and versions, the unusable ones with the reason. UNAVAILABLE/other when the store
+  // itself cannot be read: the caller keeps what it has (absence is not an instruction).
+  virtual absl::StatusOr<std::vector<ScannedModel>> Scan() = 0;
+
+  // Opens and checks every file. Refused with the path and the reason: symlinks, non-regular files,
+  // group- or world-writable modes, wrong owner, sizes that are not the manifest's, files that the
+  // manifest does not name (manifest.json and checksums.sha256 aside). A directory without
+  // manifest.json gets one computed (this reads every byte, `progress` is told, cancellable by a
+  // false return); its checksums.sha256 must agree.
+  //   NOT_FOUND no such version; INVALID_ARGUMENT/FAILED_PRECONDITION malformed; DATA_LOSS wrong
+  //   digests
+  virtual absl::StatusOr<VersionFiles> OpenVersion(
+      const std::string& model, uint64_t version,
+      const std::function<bool(uint64_t bytes_done)>& progress) = 0;
+
+  // Free bytes on the store's file system.
+  virtual absl::StatusOr<uint64_t> FreeBytes() = 0;
+
+  // Paths for a watch: models/ and each models/<model>/versions/.
+  virtual std::vector<std::string> WatchPaths() = 0;
+
+  // Internals that publish needs; see publish.h.
+  virtual Os& os() = 0;
+  virtual const UniqueFd& root_dir() const = 0;
+  // A file of the store with this digest and size, for a hard link: its directory and name.
+  // Re-checked by the caller (size, owner, mode).
+  struct Location {
+    std::string dir;  // Path.
+    std::string name;
+  };
+  virtual std::optional<Location> FindFile(const Digest& digest, uint64_t bytes) = 0;
+};
+
+}  // namespace modelhost

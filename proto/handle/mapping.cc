@@ -1,0 +1,115 @@
+#include "proto/handle/mapping.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include <cerrno>
+#include <string>
+
+namespace modelhost {
+namespace {
+
+constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+Result<void> CheckSeals(const UniqueFd& fd, int wanted) {
+  const int seals = ::fcntl(fd.get(), F_GET_SEALS);
+  if (seals < 0) {
+    return Error{Code::kPermissionDenied, "shared memory: not a sealable memfd", errno};
+  }
+  if ((seals & wanted) != wanted) {
+    return Error{Code::kPermissionDenied,
+                 "shared memory: seals are missing, a peer could still write or resize it", 0};
+  }
+  return {};
+}
+
+Result<void> CheckSize(const UniqueFd& fd, uint64_t bytes, bool exact) {
+  struct stat info {};
+  if (::fstat(fd.get(), &info) != 0) return ErrnoError(errno, "stat of a received descriptor");
+  const auto actual = static_cast<uint64_t>(info.st_size);
+  if (!S_ISREG(info.st_mode)) {
+    return Error{Code::kFailedPrecondition, "received descriptor: not a regular file", 0};
+  }
+  if (exact ? actual != bytes : actual < bytes) {
+    return Error{Code::kOutOfRange,
+                 "received descriptor: " + std::to_string(actual) + " bytes, expected " +
+                     std::to_string(bytes),
+                 0};
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes) {
+  if (bytes == 0) return ReadOnlyMapping();
+  if (bytes < kHugePage) {
+    void* at = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+    if (at == MAP_FAILED) return ErrnoError(errno, "map " + std::to_string(bytes) + " bytes");
+    return ReadOnlyMapping({static_cast<const std::byte*>(at), bytes});
+  }
+  // Reserve with room to align, map into the middle, give the rest back.
+  const uint64_t room = bytes + kHugePage;
+  void* reserved =
+      ::mmap(nullptr, room, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) {
+    return ErrnoError(errno, "reserve " + std::to_string(room) + " bytes of address space");
+  }
+  const auto start = reinterpret_cast<uintptr_t>(reserved);
+  const uintptr_t aligned = (start + kHugePage - 1) & ~(kHugePage - 1);
+  void* at = ::mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
+                    fd.get(), 0);
+  if (at == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(reserved, room);
+    return ErrnoError(error, "map " + std::to_string(bytes) + " bytes");
+  }
+  if (aligned > start) ::munmap(reserved, aligned - start);
+  const uintptr_t tail = (aligned + bytes + 4095) & ~uintptr_t{4095};
+  if (start + room > tail) ::munmap(reinterpret_cast<void*>(tail), start + room - tail);
+  return ReadOnlyMapping({static_cast<const std::byte*>(at), bytes});
+}
+
+Result<ReadOnlyMapping> ReadOnlyMapping::MapSealed(const UniqueFd& fd, uint64_t bytes) {
+  if (auto checked = CheckSeals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
+      !checked.ok()) {
+    return std::move(checked).error();
+  }
+  if (auto checked = CheckSize(fd, bytes, /*exact=*/true); !checked.ok()) {
+    return std::move(checked).error();
+  }
+  return Map(fd, bytes);
+}
+
+Result<ReadOnlyMapping> ReadOnlyMapping::MapOneWriter(const UniqueFd& fd, uint64_t bytes) {
+  if (auto checked =
+          CheckSeals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL);
+      !checked.ok()) {
+    return std::move(checked).error();
+  }
+  if (auto checked = CheckSize(fd, bytes, /*exact=*/true); !checked.ok()) {
+    return std::move(checked).error();
+  }
+  return Map(fd, bytes);
+}
+
+Result<ReadOnlyMapping> ReadOnlyMapping::MapFile(const UniqueFd& fd, uint64_t bytes) {
+  if (auto checked = CheckSize(fd, bytes, /*exact=*/false); !checked.ok()) {
+    return std::move(checked).error();
+  }
+  return Map(fd, bytes);
+}
+
+ReadOnlyMapping& ReadOnlyMapping::operator=(ReadOnlyMapping&& other) noexcept {
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+ReadOnlyMapping::~ReadOnlyMapping() {
+  if (!bytes_.empty()) {
+    ::munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+  }
+}
+
+}  // namespace modelhost

@@ -1,0 +1,54 @@
+// Read-only views of shared bytes. Nothing here yields writable memory.
+//
+// Two ways in, and the name says what each proves:
+//   MapSealed  the bytes cannot change or shrink: the kernel's seals say so, even against root.
+//              (An O_RDONLY memfd proves nothing: any peer reopens it for writing through /proc.)
+//   MapFile    the bytes are a store file, read-only by mode, owner and mount alone. A writer with
+//              the right to the file could change it, and truncation raises SIGBUS.
+//
+// Sizes are in bytes. Mappings start at a multiple of 2 MiB when they are that large, so that large
+// folios and huge pages can be mapped whole. Thread-compatible: const calls may run concurrently.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "proto/handle/error.h"
+#include "proto/handle/unique_fd.h"
+
+namespace modelhost {
+
+class ReadOnlyMapping {
+ public:
+  // Maps all of `fd`, which the caller may then close: the mapping lives on.
+  //   PERMISSION_DENIED   a seal is missing: a peer could still write or resize
+  //   OUT_OF_RANGE        the file is not exactly `bytes` long (the sender's claim)
+  //   RESOURCE_EXHAUSTED  no address space, or no map count, is left
+  static Result<ReadOnlyMapping> MapSealed(const UniqueFd& fd, uint64_t bytes);
+
+  // As MapSealed, but its single writer keeps writing through a mapping made before the seals
+  // (F_SEAL_FUTURE_WRITE): the catalogue page.
+  static Result<ReadOnlyMapping> MapOneWriter(const UniqueFd& fd, uint64_t bytes);
+
+  // Maps a regular file of at least `bytes` bytes; the first `bytes` of it.
+  //   FAILED_PRECONDITION not a regular file;  OUT_OF_RANGE  shorter than `bytes`
+  static Result<ReadOnlyMapping> MapFile(const UniqueFd& fd, uint64_t bytes);
+
+  ReadOnlyMapping() = default;  // Empty: bytes().empty().
+  ReadOnlyMapping(ReadOnlyMapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  ReadOnlyMapping& operator=(ReadOnlyMapping&& other) noexcept;
+  ~ReadOnlyMapping();  // Unmaps.
+
+  // Page aligned. Valid until this object is destroyed, moved from or assigned to.
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  explicit ReadOnlyMapping(std::span<const std::byte> bytes) : bytes_(bytes) {}
+  static Result<ReadOnlyMapping> Map(const UniqueFd& fd, uint64_t bytes);
+
+  std::span<const std::byte> bytes_;
+};
+
+}  // namespace modelhost
