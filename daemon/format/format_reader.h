@@ -38,6 +38,7 @@ enum class FileFormat {
   kTorchLegacy,
   kTensorRt,
   kLegacyGgml,
+  kSevenZip,
 };
 
 // By content; the name only breaks ties that content cannot.

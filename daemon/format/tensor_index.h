@@ -18,7 +18,9 @@ namespace modelhost {
 struct TensorInfo {
   std::string_view name;
   abi::DType dtype = abi::DType::kInvalid;
-  std::span<const int64_t> shape;    // Outermost dimension first.
+  // Outermost dimension first. A dimension of 2^63 or more can only stand beside a 0 in a
+  // safetensors file; it is kept as its 64 bits.
+  std::span<const int64_t> shape;
   std::span<const int64_t> strides;  // In elements; empty = row-major.
   uint32_t file = 0;                 // Number in files().
   uint64_t offset = 0;               // Absolute in the file.
@@ -49,6 +51,8 @@ class TensorIndex {
   uint32_t AddFile(std::string name);
   void Reserve(size_t tensors, size_t name_bytes, size_t dims);
   void Add(const TensorInfo& tensor);
+  // Adds `by` to the offsets of tensors `first` and later.
+  void ShiftOffsets(size_t first, uint64_t by);
   void AddMetadata(std::string key, std::string value);
   void AddWarning(std::string text);
 

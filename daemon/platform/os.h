@@ -94,6 +94,9 @@ class Os {
   virtual absl::Status TryLock(const UniqueFd& fd) = 0;
 
   // Memory. `bytes` is (part of) a live mapping.
+  // A hint for a mapping that will be read whole: fill the page cache, and map it, in the largest
+  // pages there are. Ignored where the kernel cannot.
+  virtual void PreferLargePages(std::span<const std::byte> bytes) = 0;
   // Faults the pages in for reading. DATA_LOSS on EIO or past the end of a truncated file: an
   // error, never SIGBUS.
   virtual absl::Status Populate(std::span<const std::byte> bytes) = 0;

@@ -22,6 +22,15 @@ struct Peer {
 // SO_PEERCRED and SO_PEERGROUPS of a connected socket.
 absl::StatusOr<Peer> PeerOf(const UniqueFd& socket);
 
+// What was sent on `socket` and not yet read by the peer, in the kernel's measure: at least the
+// bytes of the frames, plus its bookkeeping for each. 0: the peer has read everything.
+uint64_t UnreadByPeer(const UniqueFd& socket);
+
+// From now on the peer cannot send; what it sent before can still be received. A Unix socket that
+// is closed with unread input takes the last replies away from its peer (ECONNRESET): call this
+// and receive what is left before closing.
+void RefuseInput(const UniqueFd& socket);
+
 // Who may read and who may command. Group names are resolved once, here; unknown names are kept out
 // and reported. Immutable, so any thread.
 class AccessPolicy {

@@ -2,7 +2,7 @@
 //
 // A socket file left by a killed daemon is taken over; one that somebody answers on is not
 // (FAILED_PRECONDITION). The runtime directory's lock (app) makes that race-free. The socket file
-// is removed on destruction only when this object made it.
+// is removed on destruction only when this object made it and it is still the same file.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,10 @@ enum class SocketType { kStream, kSeqpacket };
 
 class UnixListener {
  public:
+  // `mode`: permission bits of the socket file; it never has more, not even for a moment.
+  //   INVALID_ARGUMENT     the path is longer than a socket path may be
+  //   FAILED_PRECONDITION  another process answers there, or something else has the name
+  //   NOT_FOUND, PERMISSION_DENIED  from the directory
   static absl::StatusOr<UnixListener> Bind(const std::string& path, SocketType type, uint32_t mode);
   // INVALID_ARGUMENT unless `fd` is a listening Unix socket of `type`.
   static absl::StatusOr<UnixListener> Adopt(UniqueFd fd, SocketType type);
@@ -35,6 +39,8 @@ class UnixListener {
   UnixListener(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}
   UniqueFd fd_;
   std::string path_;  // Empty: inherited.
+  uint64_t device_ = 0;
+  uint64_t inode_ = 0;  // Of the socket file.
 };
 
 }  // namespace modelhost

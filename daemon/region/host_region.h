@@ -1,10 +1,15 @@
 // The resident bytes of one file content, shared by every version that has it. Immutable; any
 // thread.
 //
-// Destruction unlocks and unmaps, which can take long for gigabytes: let a pool thread drop the
-// last one.
+// A content is known by its ContentKey, not by its SHA-256 alone: what a load verifies are the
+// chunks, so only manifests that agree on every chunk may share a region. A manifest that lies
+// about the whole file's digest thus spoils nobody else's version.
+//
+// Destruction unmaps, and thereby unlocks, which can take long for gigabytes: let a pool thread
+// drop the last one.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -13,6 +18,7 @@
 #include "daemon/platform/os.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/store/digest.h"
+#include "daemon/store/manifest.h"
 #include "daemon/store/model_policy.h"
 #include "proto/abi/version_index.h"
 #include "proto/handle/mapping.h"
@@ -24,10 +30,20 @@ namespace modelhost {
 enum class HostTier { kNone, kMapped, kWarm, kPinned };
 absl::string_view HostTierName(HostTier tier);
 
+// SHA-256 over a file's digest, size, and chunk digests.
+Digest ContentKey(const ManifestFile& file);
+
+struct RegionKey {
+  Digest content;
+  Residency residency = Residency::kMapped;
+  friend auto operator<=>(const RegionKey&, const RegionKey&) = default;
+};
+
 class HostRegion {
  public:
   struct Parts {
-    Digest digest;
+    Digest digest;   // SHA-256 of the bytes.
+    Digest content;  // ContentKey.
     abi::RegionKind kind = abi::RegionKind::kFile;
     Residency residency = Residency::kMapped;
     HostTier tier = HostTier::kNone;
@@ -41,12 +57,12 @@ class HostRegion {
   };
 
   HostRegion(Os& os, Parts parts) : os_(os), parts_(std::move(parts)) {}
-  ~HostRegion();
   HostRegion(const HostRegion&) = delete;
 
   const Digest& digest() const { return parts_.digest; }
   abi::RegionKind kind() const { return parts_.kind; }
   Residency residency() const { return parts_.residency; }
+  RegionKey key() const { return {parts_.content, parts_.residency}; }
   HostTier tier() const { return parts_.tier; }
   const UniqueFd& fd() const { return parts_.fd; }
   uint64_t bytes() const { return parts_.bytes; }
@@ -58,7 +74,8 @@ class HostRegion {
   // How many of its bytes are in memory now.
   uint64_t ResidentBytes() const;
   // False when the source file is no longer as it was (size or mtime): truncated or written in
-  // place. Always true for sealed regions.
+  // place. Not ctime: a hard link from another version, or a chmod, changes that and no byte.
+  // Always true for sealed regions.
   bool SourceUnchanged() const;
 
  private:

@@ -10,39 +10,24 @@
 // is missing), CANCELLED within 100 ms of the token.
 #pragma once
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "daemon/format/tensor_index.h"
 #include "daemon/platform/clock.h"
 #include "daemon/platform/os.h"
 #include "daemon/platform/task_runner.h"
+#include "daemon/region/cancel_token.h"
 #include "daemon/region/memory_budget.h"
+#include "daemon/region/progress_meter.h"
 #include "daemon/region/region_cache.h"
 #include "daemon/region/resident_version.h"
+#include "daemon/region/version_contents.h"
 #include "daemon/store/store.h"
 #include "daemon/store/verified.h"
 
 namespace modelhost {
-
-// Set from any thread; seen between chunks.
-class CancelToken {
- public:
-  void Cancel() { cancelled_.store(true, std::memory_order_relaxed); }
-  bool cancelled() const { return cancelled_.load(std::memory_order_relaxed); }
-
- private:
-  std::atomic<bool> cancelled_{false};
-};
-
-struct LoadProgress {
-  std::string phase;
-  uint64_t bytes_done = 0;
-  uint64_t bytes_total = 0;
-};
 
 enum class VerifyPolicy { kFull, kManifest, kNone };
 
@@ -52,12 +37,6 @@ struct LoadRequest {
   EffectivePolicy policy;
   std::shared_ptr<CancelToken> cancel;
   std::function<void(const LoadProgress&)> progress;  // Any thread, at most about 10 a second.
-};
-
-// What the index builder is told about one weight set.
-struct ComponentIndex {
-  std::string name;
-  TensorIndex index;
 };
 
 // Implemented in daemon/publish: lays the flat index out and seals it.
@@ -72,7 +51,7 @@ class IndexBuilder {
 struct LoaderOptions {
   VerifyPolicy verify = VerifyPolicy::kFull;
   MemlockPolicy memlock = MemlockPolicy::kBestEffort;
-  int threads = 2;
+  int threads = 2;  // Of one load. 0: one per core, at most 8.
   std::string io_priority = "best-effort:6";
 };
 
@@ -84,11 +63,14 @@ class Loader {
 
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Load(const LoadRequest& request);
 
-  // Re-reads every byte of a version from disk and compares with its manifest. Changes nothing.
-  // DATA_LOSS names the file and the first bad chunk.
+  // Re-reads every byte of a version's files and compares it with the manifest: each chunk and each
+  // whole file. Changes nothing but the record of what is verified. DATA_LOSS names the file and
+  // the first bad chunk. CANCELLED as for Load.
   absl::Status Verify(const LoadRequest& request);
 
  private:
+  friend class LoadJob;  // One call of Load (load_job.h).
+
   Os& os_;
   Clock& clock_;
   Store& store_;

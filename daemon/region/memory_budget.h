@@ -24,6 +24,8 @@ class Reservation {
   uint64_t bytes() const { return bytes_; }
   // Gives back what turned out not to be needed.
   void Shrink(uint64_t new_bytes);
+  // A part of it (at most all), to be held on its own.
+  Reservation Split(uint64_t part_bytes);
 
  private:
   friend class BudgetPool;
@@ -53,5 +55,8 @@ class BudgetPool {
   mutable absl::Mutex mutex_;
   uint64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
 };
+
+// "3.7 GiB", "512 B"; "no limit" for UINT64_MAX.
+std::string IecBytes(uint64_t bytes);
 
 }  // namespace modelhost

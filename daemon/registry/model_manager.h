@@ -12,11 +12,13 @@
 // Control thread only, except where a comment says otherwise; nothing here blocks.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <span>
 #include <string>
@@ -90,6 +92,10 @@ struct PublishRequest {
   std::string residency;  // Empty: leave the model's policy alone.
 };
 
+// The role of a file in the manifest, by its name; for people. What a file really is decides its
+// content, at load. Pure.
+bool LooksLikeWeights(const std::string& path);
+
 using UploadTicket = std::array<uint8_t, 16>;
 
 struct ManagerOptions {
@@ -98,6 +104,7 @@ struct ManagerOptions {
   absl::Duration default_drain_timeout = absl::InfiniteDuration();
   absl::Duration health_interval = absl::Seconds(2);
   std::string file_protection = "file_mode";
+  uint32_t own_uid = 0;  // For per-model read_groups.
 };
 
 class ModelManager {
@@ -210,6 +217,9 @@ class ModelManager {
     uint64_t invalid = 0;
   };
   void Rescan(std::function<void(absl::StatusOr<RescanResult>)> done);
+  // New [[models]] of the configuration; they hold for loads that start later. Rescan makes them
+  // seen.
+  void SetModelPolicies(std::map<std::string, ModelPolicy> policies);
 
   absl::StatusOr<OperationSnapshot> GetOperation(OperationId operation) const;
   std::vector<OperationSnapshot> ListOperations()

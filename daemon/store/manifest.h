@@ -8,7 +8,7 @@
 // Unknown fields, duplicate paths and names that are not plain are refused: INVALID_ARGUMENT with
 // the field's name. The version's digest is SHA-256 over the lines "<sha256>  <path>\n" of its
 // files sorted by path (the text that `sha256sum` would print), so it names the content and nothing
-// else.
+// else. Pure functions; any thread.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
@@ -25,6 +26,7 @@ namespace modelhost {
 
 inline constexpr uint64_t kChunkBytes = uint64_t{16} << 20;
 inline constexpr char kManifestName[] = "manifest.json";
+inline constexpr char kChecksumsName[] = "checksums.sha256";
 
 struct ManifestFile {
   std::string path;  // Plain relative, '/' between parts.
@@ -51,10 +53,24 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view json);
 std::string SerializeManifest(const Manifest& manifest);
 
 // A `checksums.sha256` in sha256sum's text form: "<hex>  name" or "<hex> *name" lines, as path ->
-// digest.
+// digest. A leading "./" is dropped; blank lines, `#` comments and a line about checksums.sha256
+// itself (which no file can fulfil) are skipped. INVALID_ARGUMENT with the line otherwise.
 absl::StatusOr<std::map<std::string, Digest>> ParseChecksums(absl::string_view text);
+// DATA_LOSS naming the file and both digests unless every listed file is in `files` and agrees.
+absl::Status CheckAgainst(const std::map<std::string, Digest>& checksums,
+                          const std::vector<ManifestFile>& files);
 
 // "8" is; "08", "+8", "0", "" and what exceeds 2^63-1 are not.
 absl::StatusOr<uint64_t> ParseVersionNumber(absl::string_view text);
+
+// INVALID_ARGUMENT with the reason, unless "[a-z0-9][a-z0-9._-]{0,63}".
+absl::Status CheckModelName(absl::string_view name);
+// INVALID_ARGUMENT with the reason, unless `path` is a plain relative name: UTF-8 parts of at most
+// 255 bytes with '/' between, no empty, "." or ".." part, no control character or backslash (which
+// sha256sum would have to escape), and not manifest.json.
+absl::Status CheckVersionPath(absl::string_view path);
+// The same for a whole version: each name, no duplicates, and no file that is a directory of
+// another. At least one.
+absl::Status CheckVersionPaths(std::vector<std::string> paths);
 
 }  // namespace modelhost

@@ -14,11 +14,13 @@
 
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "daemon/store/store.h"
+#include "daemon/store/verified.h"
 
 namespace modelhost {
 
@@ -37,7 +39,7 @@ struct PublishResult {
 
 class StagedVersion {
  public:
-  // False from `progress(bytes_done)` cancels.
+  // Told the bytes staged so far, of all files; false cancels.
   using Progress = std::function<bool(uint64_t)>;
   virtual ~StagedVersion() = default;
 
@@ -49,23 +51,29 @@ class StagedVersion {
   virtual absl::Status AppendBytes(const PublishFile& file, std::span<const std::byte> bytes) = 0;
   // `weights(path)` says which files are weights (the role in the manifest).
   // `replace_bad`: an existing directory of that number whose content is bad (the caller knows: it
-  // is QUARANTINED) may be replaced when the new bytes have its manifest's digest.
+  // is QUARANTINED) may be replaced when the new bytes have its manifest's digest. One whose files
+  // do not fit its manifest needs no such word: it is seen to be bad.
   virtual absl::StatusOr<PublishResult> Commit(
       const std::function<bool(const std::string&)>& weights, bool replace_bad) = 0;
 };
 
 class Publisher {
  public:
-  explicit Publisher(Store& store) : store_(store) {}
+  // A hard link changes the ctime of the file that it names; with `verified`, what was known about
+  // that file stays known.
+  explicit Publisher(Store& store, VerifiedFiles* verified = nullptr)
+      : store_(store), verified_(verified) {}
 
   // Checks names, the number, and the space for `files` and begins.
   absl::StatusOr<std::unique_ptr<StagedVersion>> Stage(const std::string& model, uint64_t version,
                                                        const std::vector<PublishFile>& files);
-  // Removes what crashed publishes left (staging directories that nobody has locked).
+  // Removes what crashed publishes left (staging directories that nobody has locked), and puts back
+  // a version that a crashed repair had moved aside. Goes on after an error and returns the first.
   absl::Status SweepIncoming();
 
  private:
   Store& store_;
+  VerifiedFiles* verified_;
 };
 
 }  // namespace modelhost

@@ -6,7 +6,7 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -34,7 +34,8 @@ struct ScannedModel {
   std::string name;
   ModelPolicy policy;                    // Of its model.toml.
   std::string policy_error;              // A broken model.toml; policy is then empty.
-  std::vector<ScannedVersion> versions;  // By number.
+  std::vector<ScannedVersion> versions;  // By number; then the invalid ones without a number.
+  std::string versions_error;            // versions/ cannot be read: unknown, not absent.
 };
 
 // An open, checked version directory.
@@ -73,6 +74,13 @@ class Store {
       const std::string& model, uint64_t version,
       const std::function<bool(uint64_t bytes_done)>& progress) = 0;
 
+  // Entries of models/ that the last Scan left out, each as "name: reason".
+  virtual std::vector<std::string> Ignored() = 0;
+
+  // Writes `residency` into models/<model>/model.toml and leaves the other keys and comments as
+  // they are. Makes the model's directory if need be. INVALID_ARGUMENT if the file there is broken.
+  virtual absl::Status SetResidency(const std::string& model, Residency residency) = 0;
+
   // Free bytes on the store's file system.
   virtual absl::StatusOr<uint64_t> FreeBytes() = 0;
 
@@ -82,13 +90,19 @@ class Store {
   // Internals that publish needs; see publish.h.
   virtual Os& os() = 0;
   virtual const UniqueFd& root_dir() const = 0;
-  // A file of the store with this digest and size, for a hard link: its directory and name.
-  // Re-checked by the caller (size, owner, mode).
+  virtual uint32_t own_uid() const = 0;
+  // Files of the store whose manifest gives them this digest and size, for a hard link. The caller
+  // checks what is really there.
   struct Location {
-    std::string dir;  // Path.
+    std::string dir;  // Relative to the root, '/' between parts.
     std::string name;
   };
-  virtual std::optional<Location> FindFile(const Digest& digest, uint64_t bytes) = 0;
+  virtual std::vector<Location> FindFiles(const Digest& digest, uint64_t bytes) = 0;
+  // The digest that a version's manifest records (or the one computed before), in whatever state
+  // its files are. NOT_FOUND no such version; else why the manifest cannot be read.
+  virtual absl::StatusOr<Digest> RecordedDigest(const std::string& model, uint64_t version) = 0;
+  // A version has just been published.
+  virtual void AddPublished(const Manifest& manifest) = 0;
 };
 
 }  // namespace modelhost

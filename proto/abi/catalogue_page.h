@@ -49,7 +49,8 @@ struct CatalogueHeader {
 
 struct CatalogueSlot {
   std::atomic<uint64_t> generation;  // +1 at every move of the label; survives restarts.
-  std::atomic<uint64_t> version;     // 0: the label was removed.
+  // 0: nothing to have: the label was removed, or its version is not READY yet after a start.
+  std::atomic<uint64_t> version;
   uint64_t reserved0;
   char model[kNameBytes];  // NUL-padded. Written once, before slot_count covers the slot.
   char label[kNameBytes];

@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -15,7 +16,11 @@ struct Memory {
   std::span<std::byte> bytes;
 };
 
-Result<Memory> Make(const std::string& name, uint64_t bytes, HugePages huge) {
+// Zeroing takes about 10 ms for this much.
+constexpr uint64_t kAllocateBytes = uint64_t{64} << 20;
+
+Result<Memory> Make(const std::string& name, uint64_t bytes, HugePages huge,
+                    const std::function<bool()>& go_on) {
   UniqueFd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd.valid()) return ErrnoError(errno, "create shared memory " + name);
   if (bytes == 0) return Memory{std::move(fd), {}};
@@ -29,9 +34,17 @@ Result<Memory> Make(const std::string& name, uint64_t bytes, HugePages huge) {
   // fine.
   if (huge == HugePages::kAuto) (void)::madvise(at, bytes, MADV_HUGEPAGE);
   int error = 0;
-  do {
-    error = ::fallocate(memory.fd.get(), 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  } while (error == EINTR);
+  for (uint64_t done = 0; done < bytes && error == 0;) {
+    const uint64_t piece = std::min(kAllocateBytes, bytes - done);
+    if (go_on && !go_on()) {
+      error = ECANCELED;
+    } else if (::fallocate(memory.fd.get(), 0, static_cast<off_t>(done),
+                           static_cast<off_t>(piece)) == 0) {
+      done += piece;
+    } else if (errno != EINTR) {
+      error = errno;
+    }
+  }
   if (error != 0) {
     ::munmap(at, bytes);
     return ErrnoError(error,
@@ -47,8 +60,8 @@ void Unmap(std::span<std::byte> bytes) {
 }  // namespace
 
 Result<WritableRegion> WritableRegion::Create(const std::string& name, uint64_t bytes,
-                                              HugePages huge) {
-  auto memory = Make(name, bytes, huge);
+                                              HugePages huge, const std::function<bool()>& go_on) {
+  auto memory = Make(name, bytes, huge, go_on);
   if (!memory.ok()) return std::move(memory).error();
   return WritableRegion(std::move(memory->fd), memory->bytes);
 }
@@ -69,7 +82,7 @@ Result<SealedRegion> WritableRegion::Seal() && {
 }
 
 Result<OneWriterRegion> OneWriterRegion::Create(const std::string& name, uint64_t bytes) {
-  auto memory = Make(name, bytes, HugePages::kOff);
+  auto memory = Make(name, bytes, HugePages::kOff, nullptr);
   if (!memory.ok()) return std::move(memory).error();
   OneWriterRegion region(std::move(memory->fd), memory->bytes);
   if (::fcntl(region.fd_.get(), F_ADD_SEALS,

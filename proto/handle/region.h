@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -27,8 +28,10 @@ struct SealedRegion {
 
 class WritableRegion {
  public:
-  // `name` shows in /proc/PID/maps. RESOURCE_EXHAUSTED when the memory cannot be had.
-  static Result<WritableRegion> Create(const std::string& name, uint64_t bytes, HugePages huge);
+  // `name` shows in /proc/PID/maps. RESOURCE_EXHAUSTED when the memory cannot be had. `go_on`, when
+  // given, is asked every 64 MiB or so; false from it ends this with CANCELLED.
+  static Result<WritableRegion> Create(const std::string& name, uint64_t bytes, HugePages huge,
+                                       const std::function<bool()>& go_on = nullptr);
 
   WritableRegion(WritableRegion&& other) noexcept;
   WritableRegion& operator=(WritableRegion&&) = delete;

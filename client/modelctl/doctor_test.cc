@@ -1,0 +1,52 @@
+#include "client/modelctl/doctor.h"
+
+#include <gtest/gtest.h>
+
+namespace modelhost::modelctl {
+namespace {
+
+TEST(DoctorTest, ReadsKernelReleases) {
+  EXPECT_EQ(ParseKernelRelease("6.1.0-18-amd64"), (std::pair<int, int>{6, 1}));
+  EXPECT_EQ(ParseKernelRelease("5.10.120-tegra"), (std::pair<int, int>{5, 10}));
+  EXPECT_EQ(ParseKernelRelease("6.18"), (std::pair<int, int>{6, 18}));
+  EXPECT_EQ(ParseKernelRelease("6.18+"), (std::pair<int, int>{6, 18}));
+  EXPECT_EQ(ParseKernelRelease("linux"), (std::pair<int, int>{0, 0}));
+  EXPECT_EQ(ParseKernelRelease(""), (std::pair<int, int>{0, 0}));
+}
+
+TEST(DoctorTest, ReadsTheChosenWord) {
+  EXPECT_EQ(ChosenWord("always within_size advise [never] deny force\n"), "never");
+  EXPECT_EQ(ChosenWord("nothing chosen"), "");
+  EXPECT_EQ(ChosenWord("]["), "");
+}
+
+TEST(DoctorTest, SealingIsReallyTried) {
+  const Check check = CheckSealing();
+  EXPECT_EQ(check.verdict, Verdict::kOk) << check.finding;
+}
+
+TEST(DoctorTest, WhatIsNotWellComesWithAdvice) {
+  for (const Check& check : {CheckKernel(), CheckPopulate(), CheckSealing(),
+                             CheckMemlock(std::nullopt), CheckFileLimit(), CheckShmemHugePages(),
+                             CheckFolios("/"), CheckFolios("/nowhere"), CheckGpu(std::nullopt)}) {
+    EXPECT_FALSE(check.finding.empty()) << check.name;
+    EXPECT_EQ(check.verdict == Verdict::kOk, check.advice.empty()) << check.name;
+  }
+}
+
+TEST(DoctorTest, TheDisksSpeedIsMeasuredWithoutAStore) {
+  const Check check = CheckDisk("");
+  EXPECT_EQ(check.name, "disk");
+  EXPECT_FALSE(check.finding.empty());
+}
+
+TEST(DoctorTest, TheDevicesModeIsTheDaemonsWord) {
+  v1::GetStatusResponse status;
+  status.set_device_mode("host_only");
+  status.set_device_reason("this build has no device tier");
+  EXPECT_NE(CheckGpu(status).finding.find("mode host_only: this build has no device tier"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace modelhost::modelctl

@@ -1,0 +1,303 @@
+#include "client/modelctl/inspect.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <system_error>
+
+#include "client/modelctl/glob.h"
+#include "client/modelctl/offline_files.h"
+#include "daemon/format/model_builders.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace modelhost::modelctl {
+namespace {
+
+using modelhost::testing::GgufBuilder;
+using modelhost::testing::Safetensors;
+using modelhost::testing::SmallSafetensors;
+using modelhost::testing::TensorJson;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::StartsWith;
+namespace fs = std::filesystem;
+
+class InspectTest : public ::testing::Test {
+ protected:
+  InspectTest() {
+    std::string pattern = (fs::temp_directory_path() / "inspect_test.XXXXXX").string();
+    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
+    root_ = pattern;
+  }
+  ~InspectTest() override {
+    std::error_code ignored;
+    fs::remove_all(root_, ignored);
+  }
+
+  std::string Path(const std::string& name) const { return (root_ / name).string(); }
+  void Put(const std::string& name, const std::string& bytes) const {
+    fs::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name, std::ios::binary) << bytes;
+  }
+  void Link(const std::string& target, const std::string& name) const {
+    fs::create_directories((root_ / name).parent_path());
+    fs::create_symlink(target, root_ / name);
+  }
+  int Inspect(const std::string& path,
+              const InspectOptions& options = {IndexOutput::kJson, false, ""}) {
+    std::ostringstream out;
+    std::ostringstream err;
+    const int code = InspectPath(path, options, out, err);
+    out_ = out.str();
+    err_ = err.str();
+    if (code == 0) {
+      EXPECT_THAT(err_, IsEmpty());
+    } else {
+      EXPECT_THAT(out_, IsEmpty());
+      EXPECT_THAT(err_, StartsWith("error: "));
+      EXPECT_EQ(err_.find('\n'), err_.size() - 1) << err_;
+    }
+    return code;
+  }
+  std::string Output(const std::string& path, IndexOutput output, bool tensors = false,
+                     const std::string& filter = "") {
+    EXPECT_EQ(Inspect(path, {output, tensors, filter}), 0) << err_;
+    return out_;
+  }
+
+  fs::path root_;
+  std::string out_;
+  std::string err_;
+};
+
+TEST_F(InspectTest, PrintsTheIndexAsJson) {
+  const std::string header =
+      "{\"__metadata__\":{\"k\":\"v\\n\"}," + TensorJson("a.b", "F32", "[1,2]", 0, 8) + "}";
+  Put("m.safetensors", Safetensors(header, 8));
+  EXPECT_EQ(
+      Output(Path("m.safetensors"), IndexOutput::kJson),
+      "{\"apiVersion\":\"modelhost/v1\",\"kind\":\"Index\",\"format\":\"safetensors\",\"files\":"
+      "[\"m.safetensors\"],\"tensors\":[{\"name\":\"a.b\",\"dtype\":\"F32\",\"shape\":[1,2],"
+      "\"file\":\"m.safetensors\",\"offset\":" +
+          std::to_string(8 + header.size()) +
+          ",\"nbytes\":8,\"mappable\":true}],\"metadata\":{\"k\":\"v\\u000a\"},\"warnings\":[]}\n");
+}
+
+TEST_F(InspectTest, OtherOutputsAndTheFilter) {
+  Put("m.safetensors", SmallSafetensors({"blk.0.w", "blk.1.w", "out\\n.b"}));
+  const std::string path = Path("m.safetensors");
+  EXPECT_EQ(Output(path, IndexOutput::kName), "blk.0.w\nblk.1.w\nout\\x0a.b\n");
+  EXPECT_EQ(Output(path, IndexOutput::kName, false, "blk.[1-9].*"), "blk.1.w\n");
+  EXPECT_THAT(Output(path, IndexOutput::kJsonl, false, "*.b"),
+              StartsWith("{\"name\":\"out\\u000a.b\""));
+  const std::string table = Output(path, IndexOutput::kTable);
+  EXPECT_THAT(table, HasSubstr("TENSORS  3  (U8 3)"));
+  EXPECT_THAT(table, Not(HasSubstr("blk.0.w")));
+  EXPECT_THAT(Output(path, IndexOutput::kTable, true), HasSubstr("blk.0.w"));
+  EXPECT_THAT(Output(path, IndexOutput::kWide, true), HasSubstr("OFFSET"));
+  EXPECT_THAT(Output(path, IndexOutput::kTable, false, "blk.*"), HasSubstr("TENSORS  2"));
+}
+
+TEST_F(InspectTest, MalformedInputEndsWithSix) {
+  Put("cut.gguf", "GGUF");
+  EXPECT_EQ(Inspect(Path("cut.gguf")), 6);
+  EXPECT_THAT(err_, StartsWith("error: " + Path("cut.gguf") + ": at byte 4: "));
+  Put("empty.safetensors", "");
+  EXPECT_EQ(Inspect(Path("empty.safetensors")), 6);
+  EXPECT_THAT(err_, HasSubstr("empty"));
+  Put("x.onnx", std::string("\x08\x08\x3a\x00", 4));
+  EXPECT_EQ(Inspect(Path("x.onnx")), 6);
+  EXPECT_THAT(err_, HasSubstr("ONNX is not a format that this version serves"));
+}
+
+TEST_F(InspectTest, AnErrorIsOneLineWhateverTheFileIsCalled) {
+  Put("a\nb\x1b[31m.gguf", "GGUF");
+  EXPECT_EQ(Inspect(Path("a\nb\x1b[31m.gguf")), 6);
+  EXPECT_THAT(err_, HasSubstr("a\\x0ab\\x1b[31m.gguf"));
+}
+
+TEST_F(InspectTest, WhatIsNotThereEndsWithThree) {
+  EXPECT_EQ(Inspect(Path("gone.gguf")), 3);
+  EXPECT_EQ(Inspect(""), 3);
+  Put("file", "x");
+  EXPECT_EQ(Inspect(Path("file/m.gguf")), 3);
+  Link("nowhere", "dangling.gguf");
+  EXPECT_EQ(Inspect(Path("dangling.gguf")), 3);
+}
+
+TEST_F(InspectTest, WithoutPermissionItEndsWithNine) {
+  if (::geteuid() == 0) GTEST_SKIP() << "root may read everything";
+  Put("m.gguf", GgufBuilder().Build());
+  fs::permissions(root_ / "m.gguf", fs::perms::none);
+  EXPECT_EQ(Inspect(Path("m.gguf")), 9);
+}
+
+TEST_F(InspectTest, WhatIsNoFileIsRefusedAtOnce) {
+  ASSERT_EQ(::mkfifo(Path("fifo.gguf").c_str(), 0600), 0);
+  EXPECT_EQ(Inspect(Path("fifo.gguf")), 6);
+  EXPECT_THAT(err_, HasSubstr("a FIFO, not a regular file"));
+  EXPECT_EQ(Inspect("/dev/null"), 6);
+  EXPECT_THAT(err_, HasSubstr("a device"));
+  fs::create_directory(root_ / "folder.gguf");
+  EXPECT_EQ(Inspect(Path("folder.gguf")), 6);
+  EXPECT_THAT(err_, HasSubstr("a folder without model files"));
+  // As a part of a set too.
+  ASSERT_EQ(::mkfifo(Path("s.safetensors").c_str(), 0600), 0);
+  Put("i.json", "{\"weight_map\":{\"a\":\"s.safetensors\"}}");
+  EXPECT_EQ(Inspect(Path("i.json")), 6);
+  EXPECT_THAT(err_, HasSubstr(Path("s.safetensors") + ": a FIFO"));
+}
+
+TEST_F(InspectTest, ShardsMayBeLinksInsideTheFolderOrBesideTheRealIndex) {
+  const std::string index = "{\"weight_map\":{\"a\":\"s.safetensors\"}}";
+  // Inside the folder.
+  Put("in/real.bin", SmallSafetensors({"a"}));
+  Link("real.bin", "in/s.safetensors");
+  Put("in/i.json", index);
+  EXPECT_EQ(Inspect(Path("in/i.json")), 0) << err_;
+  // A download cache: both are links into one folder of blobs.
+  Put("hub/blobs/1", index);
+  Put("hub/blobs/2", SmallSafetensors({"a"}));
+  Link("../../blobs/1", "hub/snapshots/r/i.json");
+  Link("../../blobs/2", "hub/snapshots/r/s.safetensors");
+  EXPECT_EQ(Inspect(Path("hub/snapshots/r/i.json")), 0) << err_;
+  EXPECT_THAT(out_, HasSubstr("\"file\":\"s.safetensors\""));
+  // A hard link to anywhere.
+  Put("hard/i.json", index);
+  fs::create_hard_link(root_ / "in/real.bin", root_ / "hard/s.safetensors");
+  EXPECT_EQ(Inspect(Path("hard/i.json")), 0) << err_;
+}
+
+TEST_F(InspectTest, ShardsMayNotBeLinksOutOfTheFolder) {
+  Put("outside.safetensors", SmallSafetensors({"a"}));
+  Put("set/i.json", "{\"weight_map\":{\"a\":\"s.safetensors\"}}");
+  Link("../outside.safetensors", "set/s.safetensors");
+  EXPECT_EQ(Inspect(Path("set/i.json")), 6);
+  EXPECT_THAT(err_, HasSubstr("a link out of the model's folder"));
+  // A folder beside it whose name only begins like it.
+  Put("set-2/s.safetensors", SmallSafetensors({"a"}));
+  fs::remove(root_ / "set/s.safetensors");
+  Link("../set-2/s.safetensors", "set/s.safetensors");
+  EXPECT_EQ(Inspect(Path("set/i.json")), 6);
+  // A link of a folder on the way.
+  Put("other/s.safetensors", SmallSafetensors({"a"}));
+  Put("by/i.json", "{\"weight_map\":{\"a\":\"sub/s.safetensors\"}}");
+  Link("../other", "by/sub");
+  EXPECT_EQ(Inspect(Path("by/i.json")), 6);
+  // The main file itself may be a link to anywhere: the user named it.
+  Link("outside.safetensors", "link.safetensors");
+  EXPECT_EQ(Inspect(Path("link.safetensors")), 0) << err_;
+}
+
+TEST_F(InspectTest, RelativePathsWork) {
+  Put("set/i.json", "{\"weight_map\":{\"a\":\"s.safetensors\"}}");
+  Put("set/s.safetensors", SmallSafetensors({"a"}));
+  const fs::path before = fs::current_path();
+  fs::current_path(root_ / "set");
+  EXPECT_EQ(Inspect("i.json"), 0) << err_;
+  EXPECT_EQ(Inspect("../set/i.json"), 0) << err_;
+  EXPECT_EQ(Inspect("."), 0) << err_;
+  fs::current_path(before);
+}
+
+TEST_F(InspectTest, AFolderGivesAllItsWeightSets) {
+  Put("v/model.safetensors.index.json", "{\"weight_map\":{\"a\":\"model-1.safetensors\"}}");
+  Put("v/model-1.safetensors", SmallSafetensors({"a"}));
+  Put("v/sub/draft.gguf", GgufBuilder().KeyU32("n", 3).Tensor("d", {4}, 0, 16).Build());
+  Put("v/tokenizer.json", "{}");
+  Put("v/.cache/old.safetensors", "junk");
+  const std::string json = Output(Path("v"), IndexOutput::kJson);
+  EXPECT_THAT(json, HasSubstr("\"format\":\"mixed\""));
+  EXPECT_THAT(json,
+              HasSubstr("\"components\":[{\"name\":\"model\",\"format\":\"safetensors\",\"file\":"
+                        "\"model.safetensors.index.json\""));
+  EXPECT_THAT(json, HasSubstr("{\"name\":\"draft\",\"format\":\"gguf\",\"file\":\"sub/draft.gguf\","
+                              "\"files\":[\"sub/draft.gguf\"],\"tensorCount\":1,"
+                              "\"metadata\":{\"n\":\"3\"}}"));
+  EXPECT_THAT(json, HasSubstr("{\"name\":\"d\",\"component\":\"draft\""));
+  EXPECT_EQ(Output(Path("v"), IndexOutput::kName), "a\nd\n");
+  EXPECT_THAT(Output(Path("v/"), IndexOutput::kTable), HasSubstr("COMPONENT  draft"));
+  Put("v/bad.gguf", "GGUF");
+  EXPECT_EQ(Inspect(Path("v")), 6);
+  EXPECT_THAT(err_, HasSubstr("bad.gguf"));
+}
+
+TEST_F(InspectTest, AFolderOfLinksIntoABlobStoreWorks) {
+  Put("hub/blobs/1", SmallSafetensors({"a"}));
+  Link("../../blobs/1", "hub/snapshots/r/model.safetensors");
+  EXPECT_EQ(Inspect(Path("hub/snapshots/r")), 0) << err_;
+}
+
+TEST_F(InspectTest, ALinkToAFolderIsNotEntered) {
+  Put("v/a.gguf", GgufBuilder().Build());
+  Link("..", "v/loop");
+  EXPECT_EQ(Output(Path("v"), IndexOutput::kName), "");
+}
+
+TEST_F(InspectTest, AnUnwritableStreamIsAnError) {
+  Put("m.gguf", GgufBuilder().Build());
+  std::ostringstream out;
+  std::ostringstream err;
+  out.setstate(std::ios::badbit);
+  EXPECT_EQ(InspectPath(Path("m.gguf"), {}, out, err), 1);
+}
+
+TEST_F(InspectTest, ManyTensorsComeOutWhole) {
+  std::vector<std::string> names;
+  for (int i = 0; i < 5000; ++i) names.push_back("tensor." + std::to_string(i));
+  Put("m.safetensors", SmallSafetensors(names));
+  const std::string lines = Output(Path("m.safetensors"), IndexOutput::kName);
+  std::string expected;
+  for (const std::string& name : names) expected += name + "\n";
+  EXPECT_EQ(lines, expected);
+}
+
+TEST(GlobTest, MatchesLikeAShell) {
+  for (const auto& [pattern, text] :
+       std::vector<std::pair<std::string, std::string>>{{"", ""},
+                                                        {"*", ""},
+                                                        {"*", "a.b/c"},
+                                                        {"a*c", "abc"},
+                                                        {"a*c", "ac"},
+                                                        {"a?c", "abc"},
+                                                        {"[a-c]x", "bx"},
+                                                        {"[!a-c]x", "dx"},
+                                                        {"[]]", "]"},
+                                                        {"[^a]", "b"},
+                                                        {"a[", "a["},
+                                                        {"*.w", "blk.0.w"},
+                                                        {"*a*b*", "xaxbx"},
+                                                        {"blk.[0-9].*", "blk.7.ffn"},
+                                                        {"[a-]", "-"},
+                                                        {"**", "x"}}) {
+    EXPECT_TRUE(GlobMatches(pattern, text)) << pattern << " " << text;
+  }
+  for (const auto& [pattern, text] :
+       std::vector<std::pair<std::string, std::string>>{{"", "a"},
+                                                        {"a", ""},
+                                                        {"a", "ab"},
+                                                        {"a?", "a"},
+                                                        {"[a-c]", "d"},
+                                                        {"[!a]", "a"},
+                                                        {"*b", "a"},
+                                                        {"blk.[0-9].*", "blk.10.x"},
+                                                        {"A", "a"},
+                                                        {"a*c", "ab"}}) {
+    EXPECT_FALSE(GlobMatches(pattern, text)) << pattern << " " << text;
+  }
+  std::string stars;
+  for (int i = 0; i < 1000; ++i) stars += "*a";
+  EXPECT_FALSE(GlobMatches(stars + "b", std::string(5000, 'a')));
+}
+
+}  // namespace
+}  // namespace modelhost::modelctl

@@ -1,0 +1,29 @@
+// Ctrl-C as something to ask for instead of something that strikes.
+//
+// While one exists, SIGINT is blocked in the thread that made it and in every thread started from
+// there afterwards; it must therefore be made before the first gRPC call of a process. One at a
+// time. Not thread-safe.
+#pragma once
+
+#include <csignal>
+
+#include "proto/handle/unique_fd.h"
+
+namespace modelhost::modelctl {
+
+class Interrupts {
+ public:
+  Interrupts();
+  ~Interrupts();  // A Ctrl-C that nobody took strikes now.
+  Interrupts(const Interrupts&) = delete;
+  Interrupts& operator=(const Interrupts&) = delete;
+
+  // True once for each Ctrl-C since the last call. Never blocks.
+  bool Take();
+
+ private:
+  sigset_t before_;
+  UniqueFd signals_;
+};
+
+}  // namespace modelhost::modelctl

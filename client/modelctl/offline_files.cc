@@ -1,0 +1,133 @@
+#include "client/modelctl/offline_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "proto/handle/unique_fd.h"
+
+namespace modelhost::modelctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr size_t kMaxFiles = 100'000;
+
+absl::Status StatusOfErrno(int sys_errno, const std::string& what) {
+  return StatusOfError(ErrnoError(sys_errno, what), "");
+}
+
+const char* KindOf(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISSOCK(mode)) return "a socket";
+  if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+  return "something unknown";
+}
+
+std::string WithSlash(std::string folder) {
+  if (folder.empty() || folder.back() != '/') folder += '/';
+  return folder;
+}
+
+}  // namespace
+
+absl::Status StatusOfError(const Error& error, const std::string& what) {
+  return absl::Status(static_cast<absl::StatusCode>(error.code),
+                      what.empty() ? error.text : absl::StrCat(what, ": ", error.text));
+}
+
+OfflineFiles::OfflineFiles(std::string folder, std::string main, Reach reach)
+    : folder_(folder.empty() ? "" : WithSlash(std::move(folder))),
+      main_(std::move(main)),
+      reach_(reach) {}
+
+absl::StatusOr<std::span<const std::byte>> OfflineFiles::Open(const std::string& name) {
+  auto at = mappings_.find(name);
+  if (at == mappings_.end()) {
+    absl::StatusOr<ReadOnlyMapping> mapping = Map(name);
+    if (!mapping.ok()) return mapping.status();
+    at = mappings_.emplace(name, *std::move(mapping)).first;
+  }
+  return at->second.bytes();
+}
+
+absl::StatusOr<ReadOnlyMapping> OfflineFiles::Map(const std::string& name) {
+  // First a descriptor that opens nothing: no FIFO blocks, no device reacts.
+  const UniqueFd place(::open((folder_ + name).c_str(), O_PATH | O_CLOEXEC));
+  if (!place.valid()) {
+    // A part of the path that is a file is a path that is not there.
+    return StatusOfErrno(errno == ENOTDIR ? ENOENT : errno, name);
+  }
+  struct stat info {};
+  if (::fstat(place.get(), &info) != 0) return StatusOfErrno(errno, name);
+  if (!S_ISREG(info.st_mode)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": ", KindOf(info.st_mode), ", not a regular file"));
+  }
+  const std::string link = absl::StrCat("/proc/self/fd/", place.get());
+  std::error_code error;
+  const std::string real_path = fs::read_symlink(link, error).string();
+  if (error) return StatusOfErrno(error.value(), absl::StrCat(name, ": ", link));
+  if (absl::Status status = CheckReach(name, real_path); !status.ok()) return status;
+
+  const UniqueFd file(::open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  if (!file.valid()) return StatusOfErrno(errno, name);
+  Result<ReadOnlyMapping> mapping =
+      ReadOnlyMapping::MapFile(file, static_cast<uint64_t>(info.st_size));
+  if (!mapping.ok()) return StatusOfError(mapping.error(), name);
+  return *std::move(mapping);
+}
+
+absl::Status OfflineFiles::CheckReach(const std::string& name, const std::string& real_path) {
+  if (reach_ == Reach::kAnywhere) return absl::OkStatus();
+  if (roots_.empty()) {
+    std::error_code error;
+    const fs::path folder = fs::canonical(folder_.empty() ? "." : folder_, error);
+    if (error) return StatusOfErrno(error.value(), name);
+    roots_.push_back(WithSlash(folder.string()));
+  }
+  if (name == main_) {
+    // The user named this one, so wherever it really lies is part of the model.
+    roots_.push_back(WithSlash(fs::path(real_path).parent_path().string()));
+    return absl::OkStatus();
+  }
+  for (const std::string& root : roots_) {
+    if (absl::StartsWith(real_path, root)) return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(name, ": a link out of the model's folder, to ",
+                                                    real_path, " (copy the file into the folder)"));
+}
+
+absl::StatusOr<std::vector<std::string>> ListFiles(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  fs::recursive_directory_iterator at(folder, error);
+  size_t seen = 0;
+  for (; !error && at != fs::recursive_directory_iterator(); at.increment(error)) {
+    if (++seen > kMaxFiles) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          folder, ": more than ", kMaxFiles, " files (name the folder of the model itself)"));
+    }
+    std::error_code unreadable;
+    if (absl::StartsWith(at->path().filename().string(), ".")) {
+      at.disable_recursion_pending();
+    } else if (at->is_regular_file(unreadable) || at->is_symlink(unreadable)) {
+      if (at->is_directory(unreadable)) continue;
+      names.push_back(at->path().lexically_relative(folder).string());
+    }
+  }
+  if (error) return StatusOfErrno(error.value(), folder);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+}  // namespace modelhost::modelctl

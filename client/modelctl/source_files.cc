@@ -1,0 +1,185 @@
+#include "client/modelctl/source_files.h"
+
+#include <fcntl.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/modelctl/json.h"
+#include "client/modelctl/render.h"
+
+namespace modelhost::modelctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMaxDepth = 16;
+constexpr size_t kMaxFiles = 100'000;
+// The store writes this file itself.
+constexpr char kManifestName[] = "manifest.json";
+
+Exit Refuse(const fs::path& path, absl::string_view why) {
+  return Fail(ExitCode::kIntegrity, absl::StrCat(path.string(), ": ", why));
+}
+
+Exit Errno(const fs::path& path, int error) {
+  return FromError(ErrnoError(error, path.string()), "");
+}
+
+absl::string_view KindOf(mode_t mode) {
+  if (S_ISSOCK(mode)) return "a socket";
+  if (S_ISFIFO(mode)) return "a FIFO";
+  if (S_ISBLK(mode) || S_ISCHR(mode)) return "a device";
+  return "not a regular file";
+}
+
+// Whether a manifest.json is one of a store: then the folder is a copy of a version.
+bool IsStoreManifest(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  std::string head(4096, '\0');
+  in.read(head.data(), static_cast<std::streamsize>(head.size()));
+  head.resize(static_cast<size_t>(in.gcount()));
+  return absl::StrContains(head, "\"schema\"") && absl::StrContains(head, "\"digest\"");
+}
+
+// The real path of a folder, with a '/' at its end; empty when it has none.
+std::string RealFolder(const fs::path& path) {
+  std::error_code error;
+  const fs::path real = fs::canonical(path, error);
+  return error ? "" : absl::StrCat(real.string(), "/");
+}
+
+class Walk {
+ public:
+  // `root` is the folder that is published; empty for a single file. A link in it may lead to a
+  // file of the folder itself, or of the blobs/ beside snapshots/ in a download cache
+  // (models--x/snapshots/REVISION/ is published, its files are links into models--x/blobs/).
+  Walk(SourceSet& set, const std::string& root) : set_(set) {
+    if (root.empty()) return;
+    const std::string real = RealFolder(root);
+    reach_ = {real, RealFolder(fs::path(real) / "../../blobs")};
+  }
+
+  Exit Folder(const fs::path& folder, const std::string& prefix, int depth) {
+    if (depth > kMaxDepth) return Refuse(folder, "deeper than 16 folders (a loop of links?)");
+    std::error_code error;
+    fs::directory_iterator it(folder, error);
+    if (error) return Errno(folder, error.value());
+    for (; it != fs::directory_iterator(); it.increment(error)) {
+      if (error) return Errno(folder, error.value());
+      const std::string name = it->path().filename().string();
+      if (Exit exit = Entry(it->path(), prefix, name, depth); !exit.ok()) return exit;
+    }
+    return error ? Errno(folder, error.value()) : Exit::Ok();
+  }
+
+  Exit File(const fs::path& path, const std::string& in_version) {
+    struct stat info;
+    if (::stat(path.c_str(), &info) != 0) return Errno(path, errno);
+    if (!S_ISREG(info.st_mode)) {
+      return Refuse(path,
+                    absl::StrCat(KindOf(info.st_mode), " (a version holds regular files only)"));
+    }
+    if (!IsPlainRelativeName(in_version) || !IsValidUtf8(in_version)) {
+      return Refuse(path, "a version cannot have a file of this name (plain UTF-8, no backslash)");
+    }
+    if (set_.files.size() >= kMaxFiles) return Refuse(path, "more than 100,000 files");
+    set_.files.push_back({in_version, path.string(), static_cast<uint64_t>(info.st_size)});
+    set_.bytes += static_cast<uint64_t>(info.st_size);
+    return Exit::Ok();
+  }
+
+ private:
+  Exit Entry(const fs::path& path, const std::string& prefix, const std::string& name, int depth) {
+    const std::string in_version = absl::StrCat(prefix, name);
+    if (name[0] == '.') {
+      set_.skipped.push_back(absl::StrCat(in_version, ": hidden"));
+      return Exit::Ok();
+    }
+    struct stat own, target;
+    if (::lstat(path.c_str(), &own) != 0) return Errno(path, errno);
+    if (S_ISDIR(own.st_mode)) return Folder(path, absl::StrCat(in_version, "/"), depth + 1);
+    if (S_ISLNK(own.st_mode)) {
+      if (::stat(path.c_str(), &target) != 0) {
+        return Refuse(path, absl::StrCat("a link that leads nowhere: ", std::strerror(errno)));
+      }
+      if (S_ISDIR(target.st_mode)) {
+        return Refuse(path, "a link to a folder (put the folder itself there)");
+      }
+      if (!Reaches(path)) {
+        return Refuse(path, "a link that leads out of the folder (put the file itself there)");
+      }
+    }
+    if (in_version == kManifestName) {
+      if (!IsStoreManifest(path)) {
+        return Refuse(path, "the store writes a file of this name itself (rename yours)");
+      }
+      set_.skipped.push_back(absl::StrCat(in_version, ": the store writes its own"));
+      return Exit::Ok();
+    }
+    return File(path, in_version);
+  }
+
+  bool Reaches(const fs::path& link) const {
+    std::error_code error;
+    const std::string target = fs::canonical(link, error).string();
+    if (error) return false;
+    return std::any_of(reach_.begin(), reach_.end(), [&](const std::string& folder) {
+      return !folder.empty() && absl::StartsWith(target, folder);
+    });
+  }
+
+  SourceSet& set_;
+  std::vector<std::string> reach_;  // Real folders, each with a '/' at its end.
+};
+
+}  // namespace
+
+Outcome<SourceSet> CollectSource(const std::string& path) {
+  struct stat info;
+  if (::stat(path.c_str(), &info) != 0) return Errno(path, errno);
+  SourceSet set;
+  Walk walk(set);
+  const Exit exit = S_ISDIR(info.st_mode) ? walk.Folder(path, "", 0)
+                                          : walk.File(path, fs::path(path).filename().string());
+  if (!exit.ok()) return exit;
+  if (set.files.empty()) return Refuse(path, "has no file to publish");
+  std::sort(set.files.begin(), set.files.end(),
+            [](const SourceFile& a, const SourceFile& b) { return a.path < b.path; });
+  return set;
+}
+
+Outcome<UniqueFd> OpenSource(const SourceFile& file) {
+  UniqueFd fd(::open(file.source.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!fd.valid()) return Errno(file.source, errno);
+  struct stat info;
+  if (::fstat(fd.get(), &info) != 0) return Errno(file.source, errno);
+  if (!S_ISREG(info.st_mode) || static_cast<uint64_t>(info.st_size) != file.bytes) {
+    return Fail(ExitCode::kConflict,
+                absl::StrCat(file.source, ": changed while it was published (was ",
+                             FormatBytes(file.bytes), "; publish again when it is complete)"));
+  }
+  return fd;
+}
+
+absl::StatusOr<std::span<const std::byte>> SourceFileSource::Open(const std::string& name) {
+  if (const auto known = mapped_.find(name); known != mapped_.end()) return known->second.bytes();
+  const auto found = std::find_if(set_.files.begin(), set_.files.end(),
+                                  [&](const SourceFile& file) { return file.path == name; });
+  if (found == set_.files.end()) {
+    return absl::NotFoundError(absl::StrCat(name, ": no such file beside the others"));
+  }
+  const Outcome<UniqueFd> fd = OpenSource(*found);
+  if (!fd.ok()) return absl::FailedPreconditionError(fd.exit().error);
+  Result<ReadOnlyMapping> mapping = ReadOnlyMapping::MapFile(*fd, found->bytes);
+  if (!mapping.ok()) return absl::FailedPreconditionError(mapping.error().text);
+  return mapped_.emplace(name, *std::move(mapping)).first->second.bytes();
+}
+
+}  // namespace modelhost::modelctl

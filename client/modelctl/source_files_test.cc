@@ -1,0 +1,167 @@
+#include "client/modelctl/source_files.h"
+
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+
+namespace modelhost::modelctl {
+namespace {
+
+namespace fs = std::filesystem;
+
+class SourceFilesTest : public testing::Test {
+ protected:
+  SourceFilesTest() {
+    std::string path = fs::temp_directory_path() / "modelctl-source-XXXXXX";
+    root_ = ::mkdtemp(path.data());
+  }
+  ~SourceFilesTest() override { fs::remove_all(root_); }
+
+  void Write(const std::string& name, const std::string& text) {
+    fs::create_directories((root_ / name).parent_path());
+    std::ofstream(root_ / name) << text;
+  }
+  Outcome<SourceSet> Collect() { return CollectSource(root_ / "in"); }
+  std::vector<std::string> Paths(const SourceSet& set) {
+    std::vector<std::string> paths;
+    for (const SourceFile& file : set.files) paths.push_back(file.path);
+    return paths;
+  }
+
+  fs::path root_;
+};
+
+TEST_F(SourceFilesTest, TakesRegularFilesInSubfoldersSortedByPath) {
+  Write("in/model.gguf", "12345");
+  Write("in/a/config.json", "{}");
+  const auto set = Collect();
+  ASSERT_TRUE(set.ok()) << set.exit().error;
+  EXPECT_EQ(Paths(*set), (std::vector<std::string>{"a/config.json", "model.gguf"}));
+  EXPECT_EQ(set->bytes, 7u);
+  EXPECT_TRUE(set->skipped.empty());
+}
+
+TEST_F(SourceFilesTest, FollowsLinksToFilesAsDownloadCachesHaveThem) {
+  Write("models--x/blobs/abc", "1234");
+  const fs::path snapshot = root_ / "models--x/snapshots/0f1e";
+  fs::create_directories(snapshot / "sub");
+  fs::create_symlink("../../blobs/abc", snapshot / "model.safetensors");
+  fs::create_symlink("../../../blobs/abc", snapshot / "sub/second.safetensors");
+  fs::create_symlink("model.safetensors", snapshot / "same.safetensors");
+  const auto set = CollectSource(snapshot);
+  ASSERT_TRUE(set.ok()) << set.exit().error;
+  ASSERT_EQ(Paths(*set), (std::vector<std::string>{"model.safetensors", "same.safetensors",
+                                                   "sub/second.safetensors"}));
+  EXPECT_EQ(set->bytes, 12u);
+  EXPECT_TRUE(OpenSource(set->files[0]).ok());
+}
+
+TEST_F(SourceFilesTest, RefusesLinksThatLeadOutOfTheFolder) {
+  Write("secret", "1234");
+  Write("in/model.gguf", "1");
+  fs::create_symlink("../secret", root_ / "in/escape.json");
+  auto set = Collect();
+  ASSERT_FALSE(set.ok());
+  EXPECT_EQ(set.exit().code, ExitCode::kIntegrity);
+  EXPECT_NE(set.exit().error.find("in/escape.json: a link that leads out"), std::string::npos);
+  // A folder whose name begins with this one's is another folder.
+  fs::remove(root_ / "in/escape.json");
+  Write("in2/x", "1");
+  fs::create_symlink("../in2/x", root_ / "in/escape.json");
+  EXPECT_FALSE(Collect().ok());
+}
+
+TEST_F(SourceFilesTest, RefusesLinksToFoldersAndLinksToNowhere) {
+  Write("in/model.gguf", "1");
+  Write("other/x", "1");
+  fs::create_symlink("../other", root_ / "in/sub");
+  auto set = Collect();
+  ASSERT_FALSE(set.ok());
+  EXPECT_EQ(set.exit().code, ExitCode::kIntegrity);
+  EXPECT_NE(set.exit().error.find("in/sub: a link to a folder"), std::string::npos);
+  fs::remove(root_ / "in/sub");
+  fs::create_symlink("nowhere", root_ / "in/gone");
+  set = Collect();
+  ASSERT_FALSE(set.ok());
+  EXPECT_NE(set.exit().error.find("in/gone: a link that leads nowhere"), std::string::npos);
+}
+
+TEST_F(SourceFilesTest, RefusesSocketsAndFifosByName) {
+  Write("in/model.gguf", "1");
+  ASSERT_EQ(::mkfifo((root_ / "in/pipe").c_str(), 0600), 0);
+  auto set = Collect();
+  ASSERT_FALSE(set.ok());
+  EXPECT_NE(set.exit().error.find("in/pipe: a FIFO"), std::string::npos);
+  fs::remove(root_ / "in/pipe");
+
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::strncpy(address.sun_path, (root_ / "in/sock").c_str(), sizeof(address.sun_path) - 1);
+  const UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  ASSERT_EQ(::bind(socket.get(), reinterpret_cast<sockaddr*>(&address), sizeof(address)), 0);
+  set = Collect();
+  ASSERT_FALSE(set.ok());
+  EXPECT_NE(set.exit().error.find("in/sock: a socket"), std::string::npos);
+}
+
+TEST_F(SourceFilesTest, SaysWhatItSkips) {
+  Write("in/model.gguf", "1");
+  Write("in/.git/HEAD", "x");
+  Write("in/manifest.json", R"({"schema": 1, "digest": "ab"})");
+  const auto set = Collect();
+  ASSERT_TRUE(set.ok()) << set.exit().error;
+  EXPECT_EQ(Paths(*set), std::vector<std::string>{"model.gguf"});
+  EXPECT_EQ(set->skipped.size(), 2u);
+}
+
+TEST_F(SourceFilesTest, RefusesAManifestThatIsNotTheStores) {
+  Write("in/model.gguf", "1");
+  Write("in/manifest.json", R"({"name": "a web app"})");
+  const auto set = Collect();
+  ASSERT_FALSE(set.ok());
+  EXPECT_NE(set.exit().error.find("rename yours"), std::string::npos);
+}
+
+TEST_F(SourceFilesTest, RefusesNamesThatNoVersionMayHave) {
+  Write("in/a\\b.gguf", "1");
+  EXPECT_FALSE(Collect().ok());
+  fs::remove(root_ / "in/a\\b.gguf");
+  Write("in/a\xff.gguf", "1");
+  EXPECT_FALSE(Collect().ok());
+}
+
+TEST_F(SourceFilesTest, NothingToPublishIsAnErrorAndSoIsNoFolder) {
+  fs::create_directories(root_ / "in");
+  EXPECT_EQ(Collect().exit().code, ExitCode::kIntegrity);
+  EXPECT_EQ(CollectSource(root_ / "none").exit().code, ExitCode::kNotFound);
+}
+
+TEST_F(SourceFilesTest, AFileThatGrewMeanwhileIsNotSent) {
+  Write("in/model.gguf", "1");
+  const auto set = Collect();
+  ASSERT_TRUE(set.ok());
+  Write("in/model.gguf", "12");
+  const auto fd = OpenSource(set->files[0]);
+  ASSERT_FALSE(fd.ok());
+  EXPECT_EQ(fd.exit().code, ExitCode::kConflict);
+}
+
+TEST_F(SourceFilesTest, ASingleFileKeepsItsName) {
+  Write("in/model.gguf", "123");
+  const auto set = CollectSource(root_ / "in/model.gguf");
+  ASSERT_TRUE(set.ok());
+  EXPECT_EQ(Paths(*set), std::vector<std::string>{"model.gguf"});
+  SourceFileSource source(*set);
+  ASSERT_TRUE(source.Open("model.gguf").ok());
+  EXPECT_EQ(source.Open("model.gguf")->size(), 3u);
+  EXPECT_FALSE(source.Open("other").ok());
+}
+
+}  // namespace
+}  // namespace modelhost::modelctl

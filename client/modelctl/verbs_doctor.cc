@@ -1,0 +1,142 @@
+// doctor: is this machine fit, and if not, what to do?
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+#include "absl/strings/str_cat.h"
+#include "client/modelctl/doctor.h"
+#include "client/modelctl/render.h"
+#include "client/modelctl/upload.h"
+#include "client/modelctl/verbs.h"
+
+namespace modelhost::modelctl {
+namespace {
+
+constexpr char kSystemStore[] = "/var/lib/modelhost/store";
+
+Check CheckControl(Context& context, DaemonStatus& daemon) {
+  const auto control = context.Control();
+  if (!control.ok()) {
+    return {"control.sock",
+            control.exit().code == ExitCode::kPermission ? Verdict::kFail : Verdict::kWarn,
+            control.exit().error, "start modelhostd, or give --runtime-dir"};
+  }
+  auto status =
+      context.Call("status", &v1::Control::StubInterface::GetStatus, v1::GetStatusRequest());
+  if (!status.ok()) {
+    return {"control.sock", Verdict::kFail, status.exit().error, "see the daemon's log"};
+  }
+  daemon = *std::move(status);
+  const auto sockets = context.sockets();
+  return {"control.sock", Verdict::kOk, sockets.ok() ? sockets->control : "", ""};
+}
+
+Check CheckHandles(Context& context, const DaemonStatus& daemon) {
+  const auto sockets = context.sockets();
+  if (!sockets.ok()) return {"handles.sock", Verdict::kFail, sockets.exit().error, ""};
+  const auto connected = ConnectHandles(sockets->handles);
+  if (connected.ok()) return {"handles.sock", Verdict::kOk, sockets->handles, ""};
+  return {"handles.sock", daemon.has_value() ? Verdict::kFail : Verdict::kWarn,
+          connected.exit().error,
+          daemon.has_value() ? "clients cannot attach: see the daemon's log" : "start modelhostd"};
+}
+
+Check CheckDaemon(const v1::GetStatusResponse& status) {
+  const std::string finding =
+      absl::StrCat("modelhostd ", status.version(), ", epoch ", status.epoch(), ", up ",
+                   HumanDuration(ToAbsl(status.uptime())));
+  if (!status.store_error().empty()) {
+    return {"daemon", Verdict::kFail, absl::StrCat(finding, "; store: ", status.store_error()),
+            "make the store readable again: what is loaded goes on serving"};
+  }
+  if (!status.ready()) {
+    std::string why = finding;
+    for (const std::string& reason : status.not_ready()) absl::StrAppend(&why, "; ", reason);
+    return {"daemon", Verdict::kWarn, absl::StrCat(why, "; not ready"),
+            "see `modelctl ls -o wide`"};
+  }
+  if (status.invalid_transitions() > 0) {
+    return {"daemon", Verdict::kWarn,
+            absl::StrCat(finding, "; ", Plural(status.invalid_transitions(), "invalid transition")),
+            "report it with the daemon's log"};
+  }
+  return {"daemon", Verdict::kOk, absl::StrCat(finding, ", ready"), ""};
+}
+
+// The store that a daemon of this user would have.
+std::string LikelyStore() {
+  const char* data = std::getenv("XDG_DATA_HOME");
+  const char* home = std::getenv("HOME");
+  if (data != nullptr && *data == '/') return absl::StrCat(data, "/modelhost/store");
+  if (home != nullptr && *home == '/') return absl::StrCat(home, "/.local/share/modelhost/store");
+  return kSystemStore;
+}
+
+// `path`, or the folder above it that exists.
+std::string Nearest(std::string path) {
+  while (path.size() > 1 && ::access(path.c_str(), F_OK) != 0) {
+    const size_t slash = path.rfind('/');
+    path.resize(slash == 0 || slash == std::string::npos ? 1 : slash);
+  }
+  return path;
+}
+
+}  // namespace
+
+Exit Doctor(Context& context) {
+  DaemonStatus daemon;
+  std::vector<Check> checks;
+  const Check control = CheckControl(context, daemon);
+  const std::string store = daemon.has_value() ? daemon->store() : LikelyStore();
+  checks.push_back(CheckKernel());
+  checks.push_back(CheckPopulate());
+  checks.push_back(CheckSealing());
+  checks.push_back(CheckMemlock(daemon));
+  checks.push_back(CheckFileLimit());
+  checks.push_back(CheckShmemHugePages());
+  checks.push_back(CheckFolios(Nearest(store)));
+  checks.push_back(control);
+  checks.push_back(CheckHandles(context, daemon));
+  if (daemon.has_value()) checks.push_back(CheckDaemon(*daemon));
+  checks.push_back(CheckDisk(store));
+  checks.push_back(CheckGpu(daemon));
+
+  Verdict worst = Verdict::kOk;
+  for (const Check& check : checks) worst = std::max(worst, check.verdict);
+  const ExitCode code = worst == Verdict::kFail   ? ExitCode::kOther
+                        : worst == Verdict::kWarn ? ExitCode::kDegraded
+                                                  : ExitCode::kOk;
+  if (context.json()) {
+    JsonWriter json(context.json_style());
+    json.BeginDocument("Doctor");
+    json.Field("verdict", VerdictName(worst));
+    json.Key("checks");
+    json.BeginArray();
+    for (const Check& check : checks) {
+      json.BeginObject();
+      json.Field("name", check.name);
+      json.Field("verdict", VerdictName(check.verdict));
+      json.Field("finding", check.finding);
+      json.Field("advice", check.advice);
+      json.EndObject();
+    }
+    json.EndArray();
+    json.EndObject();
+    context.Print(std::move(json).Take());
+  } else if (context.names()) {
+    for (const Check& check : checks) {
+      if (check.verdict != Verdict::kOk) context.PrintLine(check.name);
+    }
+  } else if (!context.globals().quiet) {
+    Table table({{"CHECK"}, {"VERDICT"}, {"FINDING"}, {"WHAT TO DO"}});
+    for (const Check& check : checks) {
+      table.Add({check.name, Cell(VerdictName(check.verdict), TintOf(VerdictName(check.verdict))),
+                 check.finding, check.advice});
+    }
+    context.Print(table.Render(context.colour()));
+  }
+  return Exit{code, ""};
+}
+
+}  // namespace modelhost::modelctl

@@ -1,0 +1,163 @@
+// exec: an unmodified program on the files of a leased version.
+//
+//   modelctl   takes the lease, forks, forwards signals, waits, removes the folder of links
+//      '--> CMD     inherits every file's descriptor under the same number
+//
+// The lease is modelctl's, so it lasts exactly as long as the command.
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <optional>
+
+#include "absl/strings/str_cat.h"
+#include "client/modelctl/exec_plan.h"
+#include "client/modelctl/ref.h"
+#include "client/modelctl/verbs.h"
+#include "client/modelctl/worker_lease.h"
+#include "proto/handle/unique_fd.h"
+
+namespace modelhost::modelctl {
+namespace {
+
+constexpr int kForwarded[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+// Holds back the signals to forward, and SIGCHLD. Made before any thread.
+class HeldSignals {
+ public:
+  HeldSignals() {
+    sigemptyset(&held_);
+    for (const int signal : kForwarded) sigaddset(&held_, signal);
+    sigaddset(&held_, SIGCHLD);
+    pthread_sigmask(SIG_BLOCK, &held_, &before_);
+  }
+  // What is still waiting was meant for a command that has ended; modelctl ends anyway.
+  ~HeldSignals() {
+    const timespec now{};
+    while (sigtimedwait(&held_, nullptr, &now) > 0) {
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+  HeldSignals(const HeldSignals&) = delete;
+  HeldSignals& operator=(const HeldSignals&) = delete;
+
+  // Whether one that ends a program is waiting. It is taken.
+  bool TakeEnding() const {
+    sigset_t ending;
+    sigemptyset(&ending);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&ending, signal);
+    const timespec now{};
+    return sigtimedwait(&ending, nullptr, &now) > 0;
+  }
+  siginfo_t Wait() const {
+    siginfo_t info{};
+    while (sigwaitinfo(&held_, &info) < 0) {
+    }
+    return info;
+  }
+  const sigset_t& before() const { return before_; }
+
+ private:
+  sigset_t held_, before_;
+};
+
+// A version may have more files than the soft limit allows. Put back in the command.
+rlimit RaiseFileLimit() {
+  rlimit before{};
+  ::getrlimit(RLIMIT_NOFILE, &before);
+  rlimit raised = before;
+  raised.rlim_cur = raised.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &raised);
+  return before;
+}
+
+struct Child {
+  pid_t pid = -1;
+  UniqueFd failure;  // Yields the errno of a failed execvp, or nothing.
+};
+
+// Only async-signal-safe calls: other threads may have held any lock at the fork.
+[[noreturn]] void Become(char* const* argv, const std::vector<LeasedFile>& files,
+                         const rlimit& file_limit, const sigset_t& mask, int failure_fd) {
+  for (const LeasedFile& file : files) ::fcntl(file.fd, F_SETFD, 0);
+  ::setrlimit(RLIMIT_NOFILE, &file_limit);
+  ::signal(SIGPIPE, SIG_DFL);
+  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  ::execvp(argv[0], argv);
+  const int error = errno;
+  [[maybe_unused]] const ssize_t told = ::write(failure_fd, &error, sizeof(error));
+  ::_exit(127);
+}
+
+Outcome<Child> Start(std::vector<std::string> command, const std::vector<LeasedFile>& files,
+                     const rlimit& file_limit, const HeldSignals& signals) {
+  std::vector<char*> argv;
+  for (std::string& argument : command) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  int ends[2];
+  if (::pipe2(ends, O_CLOEXEC) != 0) return FromError(ErrnoError(errno, "exec: make a pipe"), "");
+  Child child;
+  child.failure = UniqueFd(ends[0]);
+  const UniqueFd failure_write(ends[1]);
+  child.pid = ::fork();
+  if (child.pid < 0) return FromError(ErrnoError(errno, "exec: start a process"), "");
+  if (child.pid == 0) {
+    Become(argv.data(), files, file_limit, signals.before(), failure_write.get());
+  }
+  return child;
+}
+
+// Forwards signals until the command has ended; the code that a shell would show for it.
+int Supervise(pid_t pid, const HeldSignals& signals) {
+  while (true) {
+    int status = 0;
+    const pid_t ended = ::waitpid(pid, &status, WNOHANG);
+    if (ended == pid && WIFEXITED(status)) return WEXITSTATUS(status);
+    if (ended == pid && WIFSIGNALED(status)) return 128 + WTERMSIG(status);
+    if (ended < 0 && errno != EINTR) return 1;
+    const siginfo_t info = signals.Wait();
+    // What the terminal sends, it has sent to the command too.
+    if (info.si_signo != SIGCHLD && info.si_code != SI_KERNEL) ::kill(pid, info.si_signo);
+  }
+}
+
+}  // namespace
+
+Exit Exec(Context& context, const ExecFlags& flags) {
+  const Outcome<Ref> ref = ParseRef(flags.ref);
+  if (!ref.ok()) return ref.exit();
+  if (flags.command.empty()) {
+    return Fail(ExitCode::kUsage, "exec: no command given (write modelctl exec MODEL -- CMD ARGS)");
+  }
+  const HeldSignals signals;
+  const rlimit file_limit = RaiseFileLimit();
+  const auto lease = WorkerLease::Take(context, *ref, [&] { return signals.TakeEnding(); });
+  if (!lease.ok()) return lease.exit();
+  const auto files = lease->Files();
+  if (!files.ok()) return files.exit();
+
+  std::optional<LinkFolder> folder;
+  if (NeedsFolder(flags.command, *files, flags.fd_paths)) {
+    Outcome<LinkFolder> made = LinkFolder::Make(*files);
+    if (!made.ok()) return made.exit();
+    folder.emplace(*std::move(made));
+  }
+  const auto command =
+      Substitute(flags.command, *files, folder ? folder->path() : "", flags.fd_paths);
+  if (!command.ok()) return command.exit();
+  const auto child = Start(*command, *files, file_limit, signals);
+  if (!child.ok()) return child.exit();
+  const int code = Supervise(child->pid, signals);
+  int error = 0;
+  if (::read(child->failure.get(), &error, sizeof(error)) == sizeof(error)) {
+    return FromError(ErrnoError(error, absl::StrCat("exec: ", (*command)[0])), "");
+  }
+  return Exit{static_cast<ExitCode>(code), ""};
+}
+
+}  // namespace modelhost::modelctl

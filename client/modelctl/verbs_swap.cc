@@ -1,0 +1,260 @@
+// swap and rollback.
+#include <algorithm>
+
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "client/modelctl/messages.h"
+#include "client/modelctl/operation_run.h"
+#include "client/modelctl/ref.h"
+#include "client/modelctl/render.h"
+#include "client/modelctl/swap_report.h"
+#include "client/modelctl/verbs.h"
+
+namespace modelhost::modelctl {
+namespace {
+
+// The version that the label names and that serves; 0 when none does.
+uint64_t Serving(Context& context, const std::string& model, const std::string& label) {
+  v1::GetModelRequest request;
+  request.set_model(model);
+  const auto found =
+      context.Call("look at the label", &v1::Control::StubInterface::GetModel, request);
+  if (!found.ok()) return 0;
+  for (const v1::Label& each : found->labels()) {
+    if (each.label() != label) continue;
+    for (const v1::Version& version : found->versions()) {
+      if (version.version() == each.version() && version.phase() == v1::READY) {
+        return version.version();
+      }
+    }
+  }
+  return 0;
+}
+
+Outcome<uint64_t> ParseIfCurrent(const std::string& text) {
+  if (text == "none" || text == "0") return uint64_t{0};  // The label must not be set.
+  return ParseVersion(text);
+}
+
+Exit PrintPlan(Context& context, const v1::SwapPlan& plan, const std::string& what) {
+  if (!plan.fits()) {
+    return Fail(ExitCode::kResources,
+                absl::StrCat(what, ": needs ", FormatBytes(plan.need_bytes()), ", and ",
+                             FormatBytes(plan.free_bytes()),
+                             " of the host budget are free (unload a version, or raise "
+                             "memory.host_budget)"));
+  }
+  if (context.json()) {
+    JsonWriter json(context.json_style());
+    json.BeginDocument("SwapPlan");
+    json.Key("rows");
+    json.BeginArray();
+    for (const v1::SwapPlanRow& row : plan.rows()) {
+      json.BeginObject();
+      json.Field("model", row.model());
+      json.Field("from", uint64_t{row.from()});
+      json.Field("to", uint64_t{row.to()});
+      json.Field("toState", row.to_phase());
+      json.Field("needBytes", uint64_t{row.need_bytes()});
+      json.EndObject();
+    }
+    json.EndArray();
+    json.Field("needBytes", uint64_t{plan.need_bytes()});
+    json.Key("freeBytes");
+    plan.unlimited() ? json.Null() : json.Uint(plan.free_bytes());
+    json.Field("fits", plan.fits());
+    json.EndObject();
+    context.Print(std::move(json).Take());
+    return Exit::Ok();
+  }
+  Table table({{"MODEL"},
+               {"FROM", Align::kRight},
+               {"TO", Align::kRight},
+               {"STATE"},
+               {"NEED", Align::kRight}});
+  for (const v1::SwapPlanRow& row : plan.rows()) {
+    table.Add({row.model(), row.from() == 0 ? "none" : absl::StrCat(row.from()),
+               absl::StrCat(row.to()), Cell(row.to_phase(), TintOf(row.to_phase())),
+               row.need_bytes() == 0 ? "" : FormatBytes(row.need_bytes())});
+  }
+  context.Print(table.Render(context.colour()));
+  context.PrintLine(absl::StrCat("needs ", FormatBytes(plan.need_bytes()), " of ",
+                                 plan.unlimited()
+                                     ? "an unlimited budget"
+                                     : absl::StrCat(FormatBytes(plan.free_bytes()), " free"),
+                                 "; nothing was changed"));
+  return Exit::Ok();
+}
+
+}  // namespace
+
+std::string SwapLines(const v1::Operation& operation, const std::string& model,
+                      const std::string& label, uint64_t version) {
+  const v1::OperationResult& result = operation.result();
+  if (result.unchanged() || result.changes().empty()) {
+    if (version == 0 && !result.changes().empty()) version = result.changes(0).to();
+    if (version == 0) version = operation.version();
+    return absl::StrCat(model, ":", label, " ", version, "  unchanged\n");
+  }
+  std::string out;
+  for (int i = 0; i < result.changes_size(); ++i) {
+    const v1::LabelChange& change = result.changes(i);
+    absl::StrAppend(&out, change.model(), ":", change.label(), " ", Move(change), "  generation ",
+                    change.generation());
+    if (i == 0) {
+      absl::StrAppend(&out, "  load ", HumanDuration(ToAbsl(result.load())), "  flip ",
+                      HumanDuration(ToAbsl(result.flip())), "  draining ",
+                      Plural(result.draining_leases(), "lease"));
+    }
+    out.push_back('\n');
+  }
+  return out;
+}
+
+Exit RunSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
+             const OperationStarter& start) {
+  FollowOptions options;
+  options.wait = goal.wait;
+  const OperationEnd end = FollowOperation(context, interrupts, goal.what, start, options);
+  if (!end.exit.ok()) return end.exit;
+  const v1::Operation& operation = *end.last;
+
+  if (goal.wait && operation.state() != v1::SUCCEEDED) {
+    Exit failure = FailureOf(operation, goal.what);
+    const auto code = static_cast<Code>(operation.failure().code());
+    // Cancelled, no such version, and a lost comparison have codes that say more than "failed".
+    if (failure.code == ExitCode::kSuperseded || code == Code::kNotFound ||
+        (goal.if_current && code == Code::kFailedPrecondition)) {
+      return failure;
+    }
+    const uint64_t serving = Serving(context, goal.model, goal.label);
+    if (serving == 0 || serving == goal.version) return failure;
+    return Fail(ExitCode::kOldServes, absl::StrCat(failure.error, "; ", goal.model, ":", goal.label,
+                                                   " stays at ", serving));
+  }
+
+  if (context.names()) {
+    context.PrintLine(goal.wait && goal.version != 0 ? absl::StrCat(goal.model, "@", goal.version)
+                                                     : operation.id());
+  } else if (context.json()) {
+    JsonWriter json(context.json_style());
+    json.BeginDocument(goal.kind);
+    json.Field("operation", operation.id());
+    json.Field("state", StateName(operation.state()));
+    json.Field("model", goal.model);
+    json.Field("label", goal.label);
+    if (goal.wait) WriteResult(json, operation.result());
+    json.EndObject();
+    context.Print(std::move(json).Take());
+  } else if (goal.wait) {
+    context.Print(SwapLines(operation, goal.model, goal.label, goal.version));
+  } else {
+    context.PrintLine(absl::StrCat(operation.id(), " started: ", goal.what));
+  }
+  return Exit::Ok();
+}
+
+Exit Swap(Context& context, const SwapFlags& flags) {
+  Outcome<Ref> ref = ParseRef(flags.target);
+  if (!ref.ok()) return ref.exit();
+  if (!flags.label.empty() && !ref->label.empty() && flags.label != ref->label) {
+    return Fail(ExitCode::kUsage, absl::StrCat("swap ", flags.target, ": --label ", flags.label,
+                                               " names another label"));
+  }
+  SwapGoal goal;
+  goal.kind = "Swap";
+  goal.model = ref->model;
+  goal.label = !flags.label.empty()  ? flags.label
+               : !ref->label.empty() ? ref->label
+                                     : kDefaultLabel;
+  goal.wait = !flags.no_wait;
+  if (Outcome<std::string> label = ParseLabelName(goal.label); !label.ok()) return label.exit();
+  goal.version = ref->version;
+  if (!flags.version.empty()) {
+    const Outcome<uint64_t> version = ParseVersion(flags.version);
+    if (!version.ok()) return version.exit();
+    if (goal.version != 0 && goal.version != *version) {
+      return Fail(ExitCode::kUsage, absl::StrCat("swap ", flags.target, ": --version ",
+                                                 flags.version, " names another version"));
+    }
+    goal.version = *version;
+  }
+  if (goal.version == 0) {
+    return Fail(ExitCode::kUsage,
+                absl::StrCat("swap ", flags.target, ": no version given (add --version N)"));
+  }
+
+  v1::SwapRequest request;
+  request.set_label(goal.label);
+  const auto add = [&](const std::string& model, uint64_t version) {
+    v1::SwapTarget* target = request.add_targets();
+    target->set_model(model);
+    target->set_version(version);
+  };
+  add(goal.model, goal.version);
+  for (const std::string& text : flags.set) {
+    const Outcome<Ref> other = ParseAssignment(text);
+    if (!other.ok()) return other.exit();
+    for (const v1::SwapTarget& target : request.targets()) {
+      if (target.model() == other->model) {
+        return Fail(ExitCode::kUsage,
+                    absl::StrCat("swap: ", other->model, " is named twice (one version each)"));
+      }
+    }
+    add(other->model, other->version);
+  }
+  if (!flags.if_current.empty()) {
+    const Outcome<uint64_t> current = ParseIfCurrent(flags.if_current);
+    if (!current.ok()) return current.exit();
+    request.set_if_current(*current);
+    goal.if_current = true;
+  }
+  request.set_strategy(flags.strategy);
+  request.set_allow_downtime(flags.allow_downtime);
+  goal.what = absl::StrCat("swap ", goal.model, ":", goal.label, " to ", goal.version);
+
+  if (flags.dry_run) {
+    const auto plan = context.Call(goal.what, &v1::Control::StubInterface::PlanSwap, request);
+    return plan.ok() ? PrintPlan(context, *plan, goal.what) : plan.exit();
+  }
+  Interrupts interrupts;
+  return RunSwap(
+      context, interrupts, goal,
+      [&](v1::Control::StubInterface& stub, grpc::ClientContext* call, grpc::CompletionQueue* queue,
+          void* tag) { return stub.AsyncSwap(call, request, queue, tag); });
+}
+
+Exit Rollback(Context& context, const RollbackFlags& flags) {
+  Outcome<Ref> ref = ParseRef(flags.target);
+  if (!ref.ok()) return ref.exit();
+  if (ref->version != 0 || (!flags.label.empty() && !ref->label.empty())) {
+    return Fail(ExitCode::kUsage, absl::StrCat("rollback ", flags.target,
+                                               ": name a model, with --label L and --to N"));
+  }
+  SwapGoal goal;
+  goal.kind = "Rollback";
+  goal.model = ref->model;
+  goal.label = !flags.label.empty()  ? flags.label
+               : !ref->label.empty() ? ref->label
+                                     : kDefaultLabel;
+  goal.wait = !flags.no_wait;
+  if (Outcome<std::string> label = ParseLabelName(goal.label); !label.ok()) return label.exit();
+  if (!flags.to.empty()) {
+    const Outcome<uint64_t> to = ParseVersion(flags.to);
+    if (!to.ok()) return to.exit();
+    goal.version = *to;
+  }
+  v1::RollbackRequest request;
+  request.set_model(goal.model);
+  request.set_label(goal.label);
+  request.set_to(goal.version);
+  goal.what = absl::StrCat("rollback ", goal.model, ":", goal.label);
+  if (goal.version != 0) absl::StrAppend(&goal.what, " to ", goal.version);
+  Interrupts interrupts;
+  return RunSwap(
+      context, interrupts, goal,
+      [&](v1::Control::StubInterface& stub, grpc::ClientContext* call, grpc::CompletionQueue* queue,
+          void* tag) { return stub.AsyncRollback(call, request, queue, tag); });
+}
+
+}  // namespace modelhost::modelctl

@@ -1,0 +1,82 @@
+#include "client/src/connection.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "client/src/process.h"
+
+namespace modelhost {
+
+Error ExplainLimit(Error error) {
+  if (error.sys_errno == EMFILE) {
+    error.text += " (raise RLIMIT_NOFILE (ulimit -n) of this process)";
+  }
+  return error;
+}
+
+Error ErrorInFrame(std::span<const std::byte> bytes) {
+  abi::Error head{};
+  const Error broken{Code::kInternal, "modelhostd broke the protocol: a bad Error frame", 0};
+  if (bytes.size() < sizeof(head)) return broken;
+  std::memcpy(&head, bytes.data(), sizeof(head));
+  const std::span<const std::byte> text = bytes.subspan(sizeof(head));
+  if (head.length != text.size() || head.length > abi::kMaxErrorText || head.code == 0) {
+    return broken;
+  }
+  const bool known = head.code <= static_cast<uint32_t>(Code::kDataLoss);
+  return Error{known ? static_cast<Code>(head.code) : Code::kUnknown,
+               std::string(reinterpret_cast<const char*>(text.data()), text.size()), 0};
+}
+
+Result<std::unique_ptr<Connection>> Connection::Open(const std::string& path,
+                                                     std::atomic<int>& copy,
+                                                     std::span<std::byte> buffer,
+                                                     SteadyTime deadline) {
+  auto socket = Process::Get().OpenSocket(path, copy);
+  if (!socket.ok()) return ExplainLimit(std::move(socket).error());
+  std::unique_ptr<Connection> connection(new Connection(*std::move(socket), copy));
+  if (auto greeted = connection->Greet(buffer, deadline); !greeted.ok()) {
+    Error error = std::move(greeted).error();
+    error.text = path + ": " + error.text;
+    return error;
+  }
+  return connection;
+}
+
+Connection::~Connection() { Process::Get().CloseSocket(std::move(socket_), copy_); }
+
+Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline) {
+  constexpr uint32_t kRequest = 1;
+  abi::Hello hello{};
+  hello.header = MakeHeader(abi::FrameType::kHello, sizeof(hello), kRequest, 0);
+  hello.abi_min = abi::kFrameAbiMin;
+  hello.abi_max = abi::kFrameAbi;
+  if (auto sent = SendFrame(socket_, AsBytes(hello), {}, {}); !sent.ok()) return sent;
+  auto frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, deadline);
+  if (!frame.ok()) {
+    Error error = std::move(frame).error();
+    if (error.code == Code::kDeadlineExceeded) {
+      error.text = "modelhostd accepts connections but does not answer (look at its log)";
+    }
+    return error;
+  }
+  if (frame->header.type == static_cast<uint16_t>(abi::FrameType::kError)) {
+    return ErrorInFrame(buffer.first(frame->bytes));
+  }
+  abi::HelloReply reply{};
+  const Error broken{Code::kInternal, "modelhostd broke the protocol: a bad HelloReply", 0};
+  if (frame->header.type != static_cast<uint16_t>(abi::FrameType::kHelloReply) ||
+      frame->header.request_id != kRequest || frame->bytes != sizeof(reply) ||
+      frame->fds.size() != 1) {
+    return broken;
+  }
+  std::memcpy(&reply, buffer.data(), sizeof(reply));
+  if (reply.abi < abi::kFrameAbiMin || reply.abi > abi::kFrameAbi) return broken;
+  auto page = CatalogueReader::Map(frame->fds[0], reply.page_bytes, reply.epoch);
+  if (!page.ok()) return std::move(page).error();
+  page_ = *std::move(page);
+  return {};
+}
+
+}  // namespace modelhost

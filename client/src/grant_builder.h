@@ -1,0 +1,56 @@
+// Collects the frames that answer one Acquire: for each reference a Granted and then its RegionFds.
+//
+// Everything is mapped as it comes and its descriptor closed, so that a grant of 300 regions needs
+// no more descriptors at once than one frame carries. A frame that breaks the protocol is an error
+// of the connection; content that is wrong (no seals, wrong sizes, a broken index) or cannot be
+// mapped fails this grant alone, after all of its frames have come. Thread-compatible.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "client/src/model.h"
+#include "proto/abi/handle_frame.h"
+#include "proto/handle/error.h"
+#include "proto/handle/fd_channel.h"
+
+namespace modelhost {
+
+struct Grant {
+  abi::Granted head{};
+  std::unique_ptr<Model> model;  // Null for a lease that was only declared again.
+};
+
+class GrantBuilder {
+ public:
+  enum class Kind { kAcquire, kRedeclare };
+
+  GrantBuilder(Kind kind, uint32_t references);
+
+  // INTERNAL: the peer does not keep to the protocol; the connection is of no more use.
+  Result<void> OnGranted(std::span<const std::byte> bytes, ReceivedFrame& frame);
+  Result<void> OnRegionFds(std::span<const std::byte> bytes, ReceivedFrame& frame);
+
+  // All frames have come; nothing may follow.
+  bool complete() const { return grants_.size() == references_ && regions_left_ == 0; }
+  // Once complete: why the grant is of no use, though leases were given.
+  const std::optional<Error>& failure() const { return failure_; }
+  std::vector<Grant>& grants() { return grants_; }
+
+ private:
+  Result<void> TakeRegions(std::span<const std::byte> refs, uint32_t count, ReceivedFrame& frame,
+                           size_t first_fd);
+  void Fail(Error error);
+
+  Kind kind_;
+  uint32_t references_;
+  uint32_t regions_left_ = 0;
+  std::vector<Grant> grants_;
+  std::optional<Error> failure_;
+};
+
+}  // namespace modelhost

@@ -1,0 +1,386 @@
+#include "client/src/session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+#include "client/src/process.h"
+#include "client/src/reference.h"
+
+namespace modelhost {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kFirstPause{5};
+constexpr milliseconds kLongestPause{200};
+// A waiting daemon answers this much before the caller's deadline, so that its reason arrives.
+constexpr milliseconds kReplyMargin{100};
+
+milliseconds Left(SteadyTime deadline) {
+  return std::max(milliseconds(0),
+                  std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()));
+}
+
+std::string Joined(const std::vector<std::string>& paths) {
+  std::string text;
+  for (const std::string& path : paths) text += (text.empty() ? "" : " or ") + path;
+  return text;
+}
+
+}  // namespace
+
+Session::Session(Options options, uint64_t id)
+    : options_(std::move(options)), id_(id), random_(static_cast<uint32_t>(id + ::getpid())) {}
+
+Session::~Session() {
+  const MutexLock lock(mutex_);
+  if (connection_ != nullptr) CloseConnection();
+}
+
+Result<std::shared_ptr<Session>> Session::Connect(Options options) {
+  std::shared_ptr<Session> session(new Session(std::move(options), Process::Get().NextSessionId()));
+  // Known to the fork handler before it has a socket.
+  Process::Get().AddSession(session);
+  if (auto connected = session->EnsureConnected(session->DefaultDeadline()); !connected.ok()) {
+    Process::Get().RemoveSession(session.get());
+    return std::move(connected).error();
+  }
+  return session;
+}
+
+void Session::Close() {
+  Process::Get().RemoveSession(this);
+  if (forked()) return;
+  // Dropped without the lock: they hold live models, and those this session.
+  std::vector<Following> followers;
+  std::vector<std::unique_ptr<Request>> background;
+  const MutexLock lock(mutex_);
+  closed_ = true;
+  Break(Gone(), /*lost=*/false);
+  followers.swap(followers_);
+  background.swap(background_);
+}
+
+void Session::AbandonAfterFork() {
+  forked_.store(true, std::memory_order_relaxed);
+  UniqueFd(socket_copy_.exchange(-1)).Reset();
+}
+
+SteadyTime Session::DefaultDeadline() const { return steady_clock::now() + options_.deadline; }
+
+Error Session::Gone() const {
+  if (forked()) {
+    return Error{Code::kFailedPrecondition,
+                 "the session stays with the parent after fork (connect again in the child)", 0};
+  }
+  return Error{Code::kFailedPrecondition, "the client was disconnected", 0};
+}
+
+Result<Session::State> Session::GetState() {
+  if (forked()) return Gone();
+  const MutexLock lock(mutex_);
+  State state;
+  state.socket = socket_.c_str();
+  state.epoch = page_->epoch();
+  state.connected = connected();
+  state.leases = static_cast<uint32_t>(leases_.size());
+  state.reconnects = connections_ - 1;
+  return state;
+}
+
+// --- Being connected
+// -------------------------------------------------------------------------------------------------
+
+Result<std::unique_ptr<Connection>> Session::OpenConnection(SteadyTime deadline) {
+  std::vector<std::string> paths;
+  {
+    const MutexLock lock(mutex_);
+    if (!socket_.empty()) paths.push_back(socket_);
+  }
+  if (paths.empty()) paths = options_.sockets;
+  for (const std::string& path : paths) {
+    auto connection = Connection::Open(path, socket_copy_, buffer_, deadline);
+    if (connection.ok()) {
+      const MutexLock lock(mutex_);
+      if (socket_.empty()) socket_ = path;
+      return connection;
+    }
+    if (connection.error().code == Code::kUnavailable) {
+      return Error{Code::kUnavailable,
+                   "connect to modelhostd: " + connection.error().text + " (is it running?)", 0};
+    }
+    if (connection.error().code != Code::kNotFound) return connection;
+  }
+  return Error{Code::kUnavailable,
+               "connect to modelhostd: no socket " + Joined(paths) +
+                   " (start modelhostd, or set MODELHOST_RUNTIME_DIR)",
+               0};
+}
+
+Result<void> Session::EnsureConnected(SteadyTime deadline) {
+  milliseconds pause = kFirstPause;
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      while (!closed_ && !connected() && (connecting_ || connection_ != nullptr)) {
+        if (steady_clock::now() >= deadline) {
+          return Error{Code::kUnavailable, "connect to modelhostd: no connection in time", 0};
+        }
+        ++sleepers_;
+        changed_.WaitUntil(mutex_, deadline);
+        --sleepers_;
+      }
+      if (closed_) return Gone();
+      if (connected()) return {};
+      connecting_ = true;
+    }
+    auto opened = OpenConnection(deadline);
+    {
+      const MutexLock lock(mutex_);
+      connecting_ = false;
+      if (sleepers_ != 0) changed_.NotifyAll();
+      if (closed_) return Gone();
+      if (opened.ok()) {
+        Install(*std::move(opened));
+        return {};
+      }
+    }
+    const bool again = opened.error().code == Code::kUnavailable;
+    const milliseconds left = Left(deadline);
+    if (!again || left.count() == 0) return std::move(opened).error();
+    std::this_thread::sleep_for(std::min(pause, left));
+    pause = std::min(pause * 2, kLongestPause);
+  }
+}
+
+// --- Calls
+// -------------------------------------------------------------------------------------------------
+
+void Session::BeginCall() {
+  if (calls_++ == 0 && housekeeper_ != nullptr && connected()) {
+    housekeeper_->Arm(connection_->socket(), id_, /*armed=*/false);
+  }
+}
+
+void Session::EndCall() {
+  if (--calls_ == 0 && housekeeper_ != nullptr && connected()) {
+    housekeeper_->Arm(connection_->socket(), id_, /*armed=*/true);
+  }
+  if (look_ && housekeeper_ != nullptr) {
+    look_ = false;
+    housekeeper_->Wake();
+  }
+}
+
+void Session::Await(Request& request, SteadyTime deadline) {
+  while (!request.done) {
+    if (!reading_ && connected()) {
+      ReadOne(ReceiveWait::kUntilDeadline, deadline);
+    } else {
+      ++sleepers_;
+      changed_.WaitUntil(mutex_, deadline);
+      --sleepers_;
+    }
+    if (!request.done && steady_clock::now() >= deadline) {
+      Forget(request);
+      request.error = Error{Code::kDeadlineExceeded, "modelhostd did not answer in time", 0};
+      return;
+    }
+  }
+}
+
+void Session::Call(Request& request, abi::FrameHeader& header, std::span<const std::byte> head,
+                   std::span<const std::byte> tail, SteadyTime deadline) {
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      if (closed_) {
+        request.error = Gone();
+        return;
+      }
+      FlushReleases();
+      if (!connected()) {
+        request.lost = true;
+        request.error = Error{Code::kUnavailable, "modelhostd closed the connection", 0};
+        return;
+      }
+      request.id = NextId();
+      header.request_id = request.id;
+      auto sent = Send(head, tail);
+      if (sent.ok()) {
+        pending_.push_back(&request);
+        BeginCall();
+        Await(request, deadline);
+        EndCall();
+        return;
+      }
+      if (sent.error().code != Code::kResourceExhausted) {
+        request.lost = true;
+        request.error = std::move(sent).error();
+        return;
+      }
+    }
+    // The daemon reads too slowly: its buffer is full.
+    if (steady_clock::now() >= deadline) {
+      request.error = Error{Code::kDeadlineExceeded, "modelhostd does not read requests", 0};
+      return;
+    }
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+}
+
+void Session::ReleaseAll(GrantBuilder& grants) {
+  for (const Grant& grant : grants.grants()) SendRelease(grant.head.lease_id);
+}
+
+Result<std::vector<Held>> Session::TakeGrants(std::span<const abi::Ref> refs,
+                                              GrantBuilder& grants) {
+  if (grants.failure().has_value()) {
+    ReleaseAll(grants);
+    return *grants.failure();
+  }
+  std::vector<Held> held;
+  held.reserve(refs.size());
+  for (size_t i = 0; i < refs.size(); ++i) {
+    Grant& grant = grants.grants()[i];
+    const abi::Granted& head = grant.head;
+    const bool fits = NameIn(head.model) == NameIn(refs[i].model) &&
+                      (refs[i].version == 0 ? NameIn(head.label) == NameIn(refs[i].label)
+                                            : refs[i].version == head.version);
+    if (!fits || head.version == 0) {
+      ReleaseAll(grants);
+      return Error{Code::kInternal,
+                   "acquire " + ReferenceName(refs[i]) + ": modelhostd granted something else", 0};
+    }
+    auto lease = std::make_shared<Lease>();
+    lease->model = NameIn(head.model);
+    if (refs[i].version == 0) lease->label = NameIn(head.label);
+    lease->generation = head.generation;
+    lease->seen.store(head.generation, std::memory_order_relaxed);
+    CopyName(lease->model, lease->fixed.model);
+    lease->fixed.version = head.version;
+    std::memcpy(lease->fixed.digest, head.digest, sizeof(head.digest));
+    lease->id = head.lease_id;
+    if (!lease->label.empty()) PointAtSlot(*lease, head.slot);
+    held.push_back(Held{std::move(lease), std::move(grant.model)});
+  }
+  for (const Held& each : held) leases_.push_back(each.lease);
+  return held;
+}
+
+Result<std::vector<Held>> Session::Acquire(std::span<const abi::Ref> refs, bool wait,
+                                           SteadyTime deadline) {
+  const std::string what =
+      "acquire " + ReferenceName(refs[0]) +
+      (refs.size() > 1 ? " and " + std::to_string(refs.size() - 1) + " more" : "") + ": ";
+  milliseconds pause = kFirstPause;
+  while (true) {
+    if (forked()) return Gone();
+    if (auto there = EnsureConnected(deadline); !there.ok()) return std::move(there).error();
+    const auto count = static_cast<uint32_t>(refs.size());
+    abi::Acquire acquire{};
+    acquire.header =
+        MakeHeader(abi::FrameType::kAcquire, sizeof(acquire) + refs.size_bytes(), 0, 0);
+    if (wait) acquire.flags = abi::kAcquireWait;
+    acquire.count = count;
+    const milliseconds left = Left(deadline);
+    acquire.deadline_ms = static_cast<uint64_t>((left - std::min(kReplyMargin, left / 4)).count());
+    Request request;
+    request.kind = Request::Kind::kAcquire;
+    request.grants.emplace(GrantBuilder::Kind::kAcquire, count);
+    Call(request, acquire.header, AsBytes(acquire), std::as_bytes(refs), deadline);
+    if (!request.error.has_value()) {
+      const MutexLock lock(mutex_);
+      auto held = TakeGrants(refs, *request.grants);
+      // Without its thread a session cannot come back by itself, but what was granted is good.
+      if (held.ok()) (void)AttachHousekeeper();
+      return held;
+    }
+    // A daemon that stops, or that is gone: another will be there.
+    const bool again = request.lost || request.error->code == Code::kUnavailable;
+    if (!again || left.count() == 0) {
+      request.error->text = what + request.error->text;
+      return *std::move(request.error);
+    }
+    std::this_thread::sleep_for(std::min(pause, left));
+    pause = std::min(pause * 2, kLongestPause);
+  }
+}
+
+void Session::Release(const std::shared_ptr<Lease>& lease) {
+  if (forked()) return;
+  const MutexLock lock(mutex_);
+  const bool held = lease->state == Lease::State::kHeld;
+  lease->state = Lease::State::kReleased;
+  std::erase(leases_, lease);
+  if (held && connected()) SendRelease(lease->id);
+  if (!unsent_releases_.empty() && housekeeper_ != nullptr) housekeeper_->Wake();
+}
+
+Result<Session::Fetched> Session::Fetch(const std::shared_ptr<Lease>& lease, uint32_t region,
+                                        SteadyTime deadline) {
+  while (true) {
+    if (forked()) return Gone();
+    if (auto there = EnsureConnected(deadline); !there.ok()) return std::move(there).error();
+    abi::Fetch fetch{};
+    fetch.header = MakeHeader(abi::FrameType::kFetch, sizeof(fetch), 0, 0);
+    fetch.region = region;
+    Request request;
+    request.kind = Request::Kind::kFetch;
+    {
+      const MutexLock lock(mutex_);
+      if (closed_) return Gone();
+      if (lease->state == Lease::State::kLost) {
+        return Error{Code::kFailedPrecondition,
+                     "modelhostd no longer has this version (acquire again)", 0};
+      }
+      if (lease->state != Lease::State::kHeld) {
+        // After a restart the lease comes back first. Its answer is for whoever reads.
+        if (steady_clock::now() >= deadline) {
+          return Error{Code::kUnavailable, "modelhostd has not given the lease back yet", 0};
+        }
+        const SteadyTime nap = std::min(deadline, steady_clock::now() + kLongestPause);
+        BeginCall();
+        if (connected() && !reading_) {
+          ReadOne(ReceiveWait::kUntilDeadline, nap);
+        } else {
+          ++sleepers_;
+          changed_.WaitUntil(mutex_, nap);
+          --sleepers_;
+        }
+        EndCall();
+        continue;
+      }
+      fetch.lease_id = lease->id;
+    }
+    Call(request, fetch.header, AsBytes(fetch), {}, deadline);
+    if (!request.error.has_value()) return std::move(request.fetched);
+    if (!request.lost || steady_clock::now() >= deadline) return *std::move(request.error);
+  }
+}
+
+Result<CatalogueReader::Label> Session::Resolve(const abi::Ref& ref) {
+  if (forked()) return Gone();
+  std::shared_ptr<const CatalogueReader> page;
+  {
+    const MutexLock lock(mutex_);
+    page = page_;
+  }
+  if (ref.version != 0) return CatalogueReader::Label{ref.version, 0};
+  CatalogueReader::Label label;
+  const abi::CatalogueSlot* slot = page->Find(NameIn(ref.model), NameIn(ref.label));
+  if (slot != nullptr && !page->Read(*slot, &label)) {
+    return Error{Code::kUnavailable, ReferenceName(ref) + ": modelhostd died while it wrote", 0};
+  }
+  if (slot == nullptr || label.version == 0) {
+    return Error{Code::kNotFound,
+                 ReferenceName(ref) + ": no version has this label (modelctl label ls)", 0};
+  }
+  return label;
+}
+
+}  // namespace modelhost

@@ -1,0 +1,380 @@
+// What a session does that no call waits for: coming back, declaring leases again, following
+// labels.
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "client/src/process.h"
+#include "client/src/reference.h"
+#include "client/src/session.h"
+
+namespace modelhost {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kLongestBackoff{5000};
+constexpr milliseconds kHelloPatience{1000};
+// For a version to be loaded again after a restart of the daemon.
+constexpr seconds kDeclarePatience{120};
+constexpr milliseconds kFirstRetry{500};
+constexpr milliseconds kLongestRetry{60'000};
+constexpr seconds kFollowPatience{60};
+constexpr milliseconds kSendRetry{50};
+
+milliseconds Longer(milliseconds patience) {
+  return std::clamp(patience * 2, kFirstRetry, kLongestRetry);
+}
+
+}  // namespace
+
+milliseconds Session::Jittered(milliseconds pause) {
+  // Three quarters to five quarters: many clients of one daemon do not come back as one.
+  return pause * 3 / 4 + milliseconds(random_() % (static_cast<uint64_t>(pause.count()) / 2 + 1));
+}
+
+void Session::Install(std::unique_ptr<Connection> connection) {
+  connection_ = std::move(connection);
+  dead_ = false;
+  page_ = connection_->page();
+  backoff_ = milliseconds(50);
+  if (housekeeper_ != nullptr) {
+    housekeeper_->Watch(connection_->socket(), id_, /*armed=*/calls_ == 0);
+  }
+  if (++connections_ == 1) return;
+  for (const auto& lease : leases_) {
+    if (!lease->label.empty()) PointAtSlot(*lease, abi::kNoSlot);
+  }
+  DeclareAgain(steady_clock::now());
+  if (connected() && listening_) Subscribe();
+  SignalLocked();
+  if (housekeeper_ != nullptr) housekeeper_->Wake();
+}
+
+Result<void> Session::AttachHousekeeper() {
+  if (housekeeper_ != nullptr) return {};
+  auto housekeeper = Process::Get().EnsureHousekeeper();
+  if (!housekeeper.ok()) return ExplainLimit(std::move(housekeeper).error());
+  housekeeper_ = *std::move(housekeeper);
+  if (connected()) housekeeper_->Watch(connection_->socket(), id_, /*armed=*/calls_ == 0);
+  return {};
+}
+
+// Without a slot in the new page (the page is full, or the label is not there yet) the lease goes
+// on looking at the old one.
+void Session::PointAtSlot(Lease& lease, uint32_t hint) {
+  const abi::CatalogueSlot* slot = page_->SlotOf(hint, lease.model, lease.label);
+  if (slot == nullptr) slot = page_->Find(lease.model, lease.label);
+  if (slot == nullptr) return;
+  CatalogueReader::Label label;
+  if (page_->Read(*slot, &label) && label.generation < lease.generation) {
+    // A daemon that lost its state counts from the start again.
+    const bool same = label.version == lease.fixed.version;
+    lease.seen.store(same || label.generation == 0 ? label.generation : label.generation - 1,
+                     std::memory_order_relaxed);
+  }
+  lease.pages.push_back(page_);
+  lease.word.store(&slot->generation, std::memory_order_release);
+}
+
+void Session::PointAtMissingSlots() {
+  for (const auto& lease : leases_) {
+    if (!lease->label.empty() && (lease->pages.empty() || lease->pages.back() != page_)) {
+      PointAtSlot(*lease, abi::kNoSlot);
+    }
+  }
+}
+
+Result<int> Session::EventFd() {
+  if (forked()) return Gone();
+  const MutexLock lock(mutex_);
+  if (closed_) return Gone();
+  if (!event_fd_.valid()) {
+    UniqueFd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    if (!fd.valid()) return ErrnoError(errno, "make an event descriptor");
+    event_fd_ = std::move(fd);
+  }
+  if (auto attached = AttachHousekeeper(); !attached.ok()) return std::move(attached).error();
+  if (!listening_) {
+    listening_ = true;
+    if (connected()) Subscribe();
+  }
+  return event_fd_.get();
+}
+
+void Session::ClearEvents() {
+  if (forked()) return;
+  const MutexLock lock(mutex_);
+  uint64_t ignored = 0;
+  if (event_fd_.valid()) (void)!::read(event_fd_.get(), &ignored, sizeof(ignored));
+}
+
+void Session::SignalEvents() {
+  if (forked()) return;
+  const MutexLock lock(mutex_);
+  SignalLocked();
+}
+
+void Session::Subscribe() {
+  auto request = std::make_unique<Request>();
+  request->kind = Request::Kind::kSubscribe;
+  request->id = NextId();
+  request->expires = SteadyTime::max();
+  abi::Subscribe frame{};
+  frame.header = MakeHeader(abi::FrameType::kSubscribe, sizeof(frame), request->id, 0);
+  if (!Send(AsBytes(frame), {}).ok()) return;  // Tick tries again.
+  subscribed_ = connections_;
+  pending_.push_back(request.get());
+  background_.push_back(std::move(request));
+}
+
+bool Session::NeedsConnection() const {
+  return !closed_ && (listening_ || !followers_.empty() || !leases_.empty());
+}
+
+void Session::TryReconnect(SteadyTime now) {
+  {
+    const MutexLock lock(mutex_);
+    if (connected() || connecting_ || connection_ != nullptr || !NeedsConnection() ||
+        now < reconnect_at_) {
+      return;
+    }
+    connecting_ = true;
+  }
+  auto opened = OpenConnection(now + kHelloPatience);
+  const MutexLock lock(mutex_);
+  connecting_ = false;
+  if (sleepers_ != 0) changed_.NotifyAll();
+  if (opened.ok() && !closed_) {
+    Install(*std::move(opened));
+    return;
+  }
+  reconnect_at_ = steady_clock::now() + Jittered(backoff_);
+  backoff_ = std::min(backoff_ * 2, kLongestBackoff);
+}
+
+void Session::DeclareAgain(SteadyTime now) {
+  for (const auto& lease : leases_) {
+    if (!connected()) return;
+    if (lease->state != Lease::State::kDue || now < lease->declare_at) continue;
+    auto request = std::make_unique<Request>();
+    request->kind = Request::Kind::kRedeclare;
+    request->id = NextId();
+    request->grants.emplace(GrantBuilder::Kind::kRedeclare, 1U);
+    request->lease = lease;
+    request->expires = now + kDeclarePatience + seconds(5);
+    abi::Acquire frame{};
+    frame.header =
+        MakeHeader(abi::FrameType::kAcquire, sizeof(frame) + sizeof(abi::Ref), request->id, 0);
+    frame.flags = abi::kAcquireRedeclare | abi::kAcquireWait;
+    frame.count = 1;
+    frame.deadline_ms = static_cast<uint64_t>(milliseconds(kDeclarePatience).count());
+    if (!Send(AsBytes(frame), AsBytes(lease->fixed)).ok()) {
+      lease->declare_at = now + kSendRetry;
+      return;
+    }
+    lease->state = Lease::State::kAsked;
+    pending_.push_back(request.get());
+    background_.push_back(std::move(request));
+  }
+}
+
+void Session::OnDeclared(Request& request) {
+  Lease& lease = *request.lease;
+  if (!request.error.has_value()) {
+    const abi::Granted& head = request.grants->grants()[0].head;
+    if (lease.state != Lease::State::kAsked || head.version != lease.fixed.version) {
+      SendRelease(head.lease_id);  // Released meanwhile.
+      return;
+    }
+    lease.id = head.lease_id;
+    lease.state = Lease::State::kHeld;
+    lease.patience = {};
+    return;
+  }
+  if (lease.state != Lease::State::kAsked || request.lost) return;
+  switch (request.error->code) {
+    case Code::kNotFound:
+    case Code::kPermissionDenied:
+    case Code::kDataLoss:
+    case Code::kInvalidArgument:
+      lease.state = Lease::State::kLost;
+      return;
+    default:
+      lease.state = Lease::State::kDue;
+      lease.patience = Longer(lease.patience);
+      lease.declare_at = steady_clock::now() + Jittered(lease.patience);
+  }
+}
+
+void Session::ExpireBackground(SteadyTime now) {
+  for (const auto& request : background_) {
+    if (request->done || now < request->expires) continue;
+    request->error = Error{Code::kDeadlineExceeded, "modelhostd did not answer in time", 0};
+    if (request->grants.has_value()) ReleaseAll(*request->grants);
+    Finish(*request);
+  }
+  std::erase_if(background_, [](const auto& request) {
+    return request->done && request->kind != Request::Kind::kFollow;
+  });
+}
+
+// --- Following
+// -------------------------------------------------------------------------------------------------
+
+Result<std::shared_ptr<Housekeeper>> Session::AddFollower(std::shared_ptr<Follower> follower) {
+  if (forked()) return Gone();
+  const MutexLock lock(mutex_);
+  if (closed_) return Gone();
+  if (auto attached = AttachHousekeeper(); !attached.ok()) return std::move(attached).error();
+  Following following;
+  following.follower = std::move(follower);
+  followers_.push_back(std::move(following));
+  if (!listening_) {
+    listening_ = true;
+    if (connected()) Subscribe();
+  }
+  housekeeper_->Wake();
+  return housekeeper_;
+}
+
+void Session::RemoveFollower(const Follower* follower) {
+  if (forked()) return;
+  std::vector<Following> dropped;  // Without the lock: it may unmap gigabytes.
+  const MutexLock lock(mutex_);
+  for (auto it = followers_.begin(); it != followers_.end();) {
+    if (it->follower.get() == follower) {
+      dropped.push_back(std::move(*it));
+      it = followers_.erase(it);
+    } else {
+      ++it;
+    }
+  }
+}
+
+void Session::StartFollows(SteadyTime now) {
+  const MutexLock lock(mutex_);
+  for (Following& following : followers_) {
+    if (!connected()) return;
+    if (following.asked || now < following.retry_at || !following.follower->Behind()) continue;
+    const auto refs = following.follower->refs();
+    auto request = std::make_unique<Request>();
+    request->kind = Request::Kind::kFollow;
+    request->id = NextId();
+    request->grants.emplace(GrantBuilder::Kind::kAcquire, static_cast<uint32_t>(refs.size()));
+    request->follower = following.follower;
+    request->expires = now + kFollowPatience + seconds(5);
+    abi::Acquire frame{};
+    frame.header =
+        MakeHeader(abi::FrameType::kAcquire, sizeof(frame) + refs.size_bytes(), request->id, 0);
+    frame.flags = abi::kAcquireWait;
+    frame.count = static_cast<uint32_t>(refs.size());
+    frame.deadline_ms = static_cast<uint64_t>(milliseconds(kFollowPatience).count());
+    if (!Send(AsBytes(frame), std::as_bytes(refs)).ok()) {
+      following.retry_at = now + kSendRetry;
+      return;
+    }
+    following.asked = true;
+    pending_.push_back(request.get());
+    background_.push_back(std::move(request));
+  }
+}
+
+void Session::FinishFollows() {
+  std::vector<std::pair<std::shared_ptr<Follower>, Result<std::vector<Held>>>> results;
+  // Dropped without the lock: a follower that was removed meanwhile may end here.
+  std::vector<std::unique_ptr<Request>> finished;
+  {
+    const MutexLock lock(mutex_);
+    for (const auto& request : background_) {
+      if (request->kind != Request::Kind::kFollow || !request->done) continue;
+      const auto it = std::find_if(followers_.begin(), followers_.end(), [&](const auto& each) {
+        return each.follower == request->follower;
+      });
+      if (it == followers_.end()) {
+        if (!request->error.has_value()) ReleaseAll(*request->grants);
+        continue;
+      }
+      it->asked = false;
+      auto held = request->error.has_value() ? Result<std::vector<Held>>(*request->error)
+                                             : TakeGrants(it->follower->refs(), *request->grants);
+      if (held.ok()) {
+        it->patience = {};
+      } else if (!request->lost) {
+        it->patience = Longer(it->patience);
+        it->retry_at = steady_clock::now() + Jittered(it->patience);
+      }
+      results.emplace_back(it->follower, std::move(held));
+    }
+    for (auto& request : background_) {
+      if (request->done) finished.push_back(std::move(request));
+    }
+    std::erase(background_, nullptr);
+  }
+  for (auto& [follower, held] : results) follower->OnAcquired(std::move(held));
+}
+
+// --- The background thread
+// -------------------------------------------------------------------------------------------------
+
+void Session::OnReadable() {
+  if (forked()) return;
+  const MutexLock lock(mutex_);
+  // A waiting call reads for itself, and its end arms the socket again.
+  while (connected() && !reading_ && calls_ == 0) {
+    if (!ReadOne(ReceiveWait::kNo, {})) break;
+  }
+  if (connected() && calls_ == 0) housekeeper_->Arm(connection_->socket(), id_, /*armed=*/true);
+}
+
+SteadyTime Session::NextTick() const {
+  SteadyTime next = SteadyTime::max();
+  if (closed_) return next;
+  const SteadyTime soon = steady_clock::now() + kSendRetry;
+  if (!connected()) {
+    // A call is connecting, or the reader has yet to leave.
+    if (connecting_ || connection_ != nullptr) return soon;
+    return NeedsConnection() ? reconnect_at_ : next;
+  }
+  for (const auto& lease : leases_) {
+    if (lease->state == Lease::State::kDue) next = std::min(next, lease->declare_at);
+  }
+  for (const auto& request : background_) next = std::min(next, request->expires);
+  for (const Following& following : followers_) {
+    if (!following.asked && following.retry_at != SteadyTime{}) {
+      next = std::min(next, following.retry_at);
+    }
+  }
+  if (!unsent_releases_.empty()) next = std::min(next, soon);
+  if (listening_ && subscribed_ != connections_) next = std::min(next, soon);
+  return next;
+}
+
+SteadyTime Session::Tick(SteadyTime now) {
+  if (forked()) return SteadyTime::max();
+  TryReconnect(now);
+  {
+    const MutexLock lock(mutex_);
+    look_ = false;
+    ExpireBackground(now);
+    FlushReleases();
+    if (connected()) DeclareAgain(now);
+    if (connected() && listening_ && subscribed_ != connections_) Subscribe();
+  }
+  FinishFollows();
+  StartFollows(now);
+  std::vector<std::shared_ptr<Follower>> followers;
+  {
+    const MutexLock lock(mutex_);
+    for (const Following& following : followers_) followers.push_back(following.follower);
+  }
+  for (const auto& follower : followers) follower->CollectGarbage();
+  const MutexLock lock(mutex_);
+  return NextTick();
+}
+
+}  // namespace modelhost

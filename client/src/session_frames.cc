@@ -1,0 +1,194 @@
+// Frames of a session: out under the lock, in by whoever has the reader's role.
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "client/src/reference.h"
+#include "client/src/session.h"
+
+namespace modelhost {
+namespace {
+
+Error Broken(const char* why) {
+  return Error{Code::kInternal, std::string("modelhostd broke the protocol: ") + why, 0};
+}
+
+}  // namespace
+
+uint32_t Session::NextId() {
+  if (++last_id_ == 0) ++last_id_;
+  return last_id_;
+}
+
+Result<void> Session::Send(std::span<const std::byte> head, std::span<const std::byte> tail) {
+  auto sent = SendFrame(connection_->socket(), head, tail, {});
+  if (!sent.ok() && sent.error().code != Code::kResourceExhausted) {
+    Break(sent.error(), /*lost=*/true);
+  }
+  return sent;
+}
+
+void Session::SendRelease(uint64_t lease_id) {
+  unsent_releases_.push_back(lease_id);
+  FlushReleases();
+}
+
+void Session::FlushReleases() {
+  while (connected() && !unsent_releases_.empty()) {
+    abi::Release release{};
+    release.header = MakeHeader(abi::FrameType::kRelease, sizeof(release), NextId(), 0);
+    release.lease_id = unsent_releases_.back();
+    // When the buffer is full, a later call or the background thread sends them.
+    if (!Send(AsBytes(release), {}).ok()) return;
+    unsent_releases_.pop_back();
+  }
+}
+
+bool Session::ReadOne(ReceiveWait wait, SteadyTime deadline) {
+  reading_ = true;
+  const UniqueFd& socket = connection_->socket();  // Only the reader closes it.
+  mutex_.Unlock();
+  auto frame = ReceiveFrame(socket, buffer_, wait, deadline);
+  mutex_.Lock();
+  reading_ = false;
+  bool came = true;
+  if (!frame.ok()) {
+    came = frame.error().code != Code::kDeadlineExceeded;
+    if (came) {
+      const bool lost = frame.error().code == Code::kUnavailable;
+      Break(frame.error(), lost);
+    }
+  } else if (auto done = Dispatch(std::span(buffer_).first(frame->bytes), *frame); !done.ok()) {
+    Break(done.error(), /*lost=*/false);
+  }
+  if (dead_) CloseConnection();
+  if (sleepers_ != 0) changed_.NotifyAll();
+  return came;
+}
+
+Result<void> Session::Dispatch(std::span<const std::byte> bytes, ReceivedFrame& frame) {
+  if (frame.header.type == static_cast<uint16_t>(abi::FrameType::kEvent)) {
+    if (!frame.fds.empty()) return Broken("an event with descriptors");
+    return DispatchEvent(bytes);
+  }
+  const auto it = std::find_if(pending_.begin(), pending_.end(), [&](const Request* request) {
+    return request->id == frame.header.request_id;
+  });
+  if (it != pending_.end()) return Answer(**it, bytes, frame);
+  // The answer to a call that gave up: a lease that nobody wants goes back.
+  if (frame.header.type == static_cast<uint16_t>(abi::FrameType::kGranted) &&
+      bytes.size() >= sizeof(abi::Granted)) {
+    abi::Granted head{};
+    std::memcpy(&head, bytes.data(), sizeof(head));
+    SendRelease(head.lease_id);
+  }
+  return {};
+}
+
+Result<void> Session::Answer(Request& request, std::span<const std::byte> bytes,
+                             ReceivedFrame& frame) {
+  switch (static_cast<abi::FrameType>(frame.header.type)) {
+    case abi::FrameType::kError:
+      if (!frame.fds.empty()) return Broken("an error with descriptors");
+      if (request.grants.has_value()) ReleaseAll(*request.grants);
+      request.error = ErrorInFrame(bytes);
+      Finish(request);
+      return {};
+    case abi::FrameType::kGranted:
+    case abi::FrameType::kRegionFds: {
+      const bool granted = frame.header.type == static_cast<uint16_t>(abi::FrameType::kGranted);
+      if (request.grants.has_value()) {
+        auto taken = granted ? request.grants->OnGranted(bytes, frame)
+                             : request.grants->OnRegionFds(bytes, frame);
+        if (taken.ok() && request.grants->complete()) Finish(request);
+        return taken;
+      }
+      if (granted || request.kind != Request::Kind::kFetch) break;
+      if (bytes.size() != sizeof(abi::RegionFds) + sizeof(abi::RegionRef) ||
+          frame.fds.size() != 1) {
+        return Broken("the answer to a Fetch is not one region");
+      }
+      std::memcpy(&request.fetched.ref, bytes.data() + sizeof(abi::RegionFds),
+                  sizeof(abi::RegionRef));
+      request.fetched.fd = std::move(frame.fds[0]);
+      Finish(request);
+      return {};
+    }
+    case abi::FrameType::kAck:
+      if (request.kind != Request::Kind::kSubscribe) break;
+      // What happened before the daemon began to tell us must not be missed.
+      SignalLocked();
+      look_ = true;
+      Finish(request);
+      return {};
+    default:
+      break;
+  }
+  return Broken("an answer of the wrong type");
+}
+
+Result<void> Session::DispatchEvent(std::span<const std::byte> bytes) {
+  if (bytes.size() != sizeof(abi::Event)) return Broken("an event of the wrong length");
+  // Whatever it says, the page and the leases are what counts: look.
+  PointAtMissingSlots();
+  look_ = true;
+  SignalLocked();
+  return {};
+}
+
+void Session::SignalLocked() {
+  if (!event_fd_.valid()) return;
+  const uint64_t one = 1;
+  (void)!::write(event_fd_.get(), &one, sizeof(one));
+}
+
+void Session::Finish(Request& request) {
+  std::erase(pending_, &request);
+  request.done = true;
+  if (request.kind == Request::Kind::kRedeclare) OnDeclared(request);
+  if (request.kind == Request::Kind::kFollow) look_ = true;
+  if (sleepers_ != 0) changed_.NotifyAll();
+}
+
+// Its caller gives up; what it was given so far goes back, and what comes later will (Dispatch).
+void Session::Forget(Request& request) {
+  std::erase(pending_, &request);
+  request.done = true;
+  if (request.grants.has_value()) ReleaseAll(*request.grants);
+}
+
+void Session::Break(const Error& error, bool lost) {
+  if (connection_ == nullptr || dead_) return;
+  dead_ = true;
+  const std::vector<Request*> pending = std::move(pending_);
+  pending_.clear();
+  unsent_releases_.clear();  // They ended with the connection.
+  for (const auto& lease : leases_) {
+    if (lease->state == Lease::State::kLost) continue;
+    lease->state = Lease::State::kDue;
+    lease->declare_at = {};
+    lease->patience = {};
+  }
+  for (Request* request : pending) {
+    request->lost = lost;
+    request->error = error;
+    Finish(*request);
+  }
+  backoff_ = std::chrono::milliseconds(50);
+  reconnect_at_ = std::chrono::steady_clock::now() + Jittered(backoff_);
+  SignalLocked();
+  if (housekeeper_ != nullptr) housekeeper_->Wake();
+  if (!reading_) CloseConnection();
+}
+
+void Session::CloseConnection() {
+  if (housekeeper_ != nullptr) housekeeper_->Unwatch(connection_->socket());
+  connection_.reset();
+  dead_ = false;
+  if (sleepers_ != 0) changed_.NotifyAll();
+}
+
+}  // namespace modelhost

@@ -1,0 +1,395 @@
+#include "daemon/app.h"
+
+#include <sys/epoll.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/observe/http_endpoint.h"
+#include "daemon/observe/log_observer.h"
+#include "daemon/observe/metrics.h"
+#include "daemon/observe/process_metrics.h"
+#include "daemon/observe/rpc_observer.h"
+#include "daemon/observe/state_metrics.h"
+#include "daemon/platform/clock.h"
+#include "daemon/platform/dir_watcher.h"
+#include "daemon/platform/event_loop.h"
+#include "daemon/platform/linux_os.h"
+#include "daemon/platform/peer.h"
+#include "daemon/platform/systemd.h"
+#include "daemon/platform/thread_pool.h"
+#include "daemon/platform/unix_listener.h"
+#include "daemon/publish/catalogue_writer.h"
+#include "daemon/publish/handle_broker.h"
+#include "daemon/publish/index_writer.h"
+#include "daemon/region/loader.h"
+#include "daemon/registry/model_manager.h"
+#include "daemon/runtime_dir.h"
+#include "daemon/service/control_server.h"
+#include "daemon/store/publish.h"
+#include "daemon/store/store.h"
+
+namespace modelhost {
+namespace {
+
+constexpr int kWorkThreads = 4;         // Loads, publishes, label writes, scans at one time.
+constexpr uint32_t kSocketMode = 0666;  // Who may do what is decided by the kernel's credentials.
+constexpr absl::Duration kRpcGrace = absl::Seconds(1);
+constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+
+int LoadThreads(int configured) {
+  if (configured > 0) return configured;
+  return std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 8);
+}
+
+uint64_t HostBudget(const Config& config, const MemoryLimits& limits) {
+  if (config.memory.host_budget_bytes.has_value()) return *config.memory.host_budget_bytes;
+  return std::min(limits.ram_bytes, limits.cgroup_bytes) / 5 * 4;
+}
+
+}  // namespace
+
+// In the order of construction; destruction is the reverse.
+struct App::Impl : public Observer {
+  explicit Impl(AppOptions options_in)
+      : options(std::move(options_in)), logger(options.log_level), log_observer(logger) {}
+
+  absl::Status Build();
+  absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
+  void AcceptControl();
+  void OnSignal();
+  void Reload();
+  void BeginStop(int signal_number);
+  void FeedWatchdog();
+  void RefreshWatches();
+  std::string StatusLine() const;
+
+  void OnReady(bool ready) override;
+  void OnScan(uint64_t added, uint64_t invalid) override;
+
+  AppOptions options;
+  Logger logger;
+  LogObserver log_observer;
+  LinuxOs os;
+  SystemClock clock;
+  OwnedDir runtime;
+  OwnedDir state;
+  std::optional<AccessPolicy> access;
+  std::unique_ptr<EventLoop> loop;
+  std::unique_ptr<Metrics> metrics;
+  std::unique_ptr<Store> store;
+  std::unique_ptr<VerifiedFiles> verified;
+  std::unique_ptr<Publisher> publisher;
+  std::unique_ptr<BudgetPool> host;
+  std::unique_ptr<BudgetPool> memlock;
+  RegionCache regions;
+  IndexWriter index_writer;
+  std::unique_ptr<ThreadPool> chunk_pool;  // Pieces of a load.
+  std::unique_ptr<Loader> loader;
+  std::unique_ptr<ThreadPool> pool;  // Whole loads and everything else that blocks.
+  std::unique_ptr<CatalogueWriter> catalogue;
+  std::unique_ptr<ModelManager> manager;
+  std::unique_ptr<HandleBroker> broker;
+  HealthReporter health;
+  ModelWatcher model_watcher;
+  std::unique_ptr<ControlServer> server;
+  std::unique_ptr<HttpEndpoint> http;
+  std::unique_ptr<DirWatcher> watcher;
+  std::optional<UnixListener> control_listener;
+  std::optional<UnixListener> handles_listener;
+  WatchId control_watch = 0;
+  bool told_ready = false;
+  bool stopping = false;
+};
+
+absl::StatusOr<std::unique_ptr<App>> App::Build(AppOptions options) {
+  auto impl = std::make_unique<Impl>(std::move(options));
+  if (auto status = impl->Build(); !status.ok()) return status;
+  return std::unique_ptr<App>(new App(std::move(impl)));
+}
+
+App::App(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+App::~App() = default;
+
+absl::Status App::Impl::Build() {
+  const Config& config = options.config;
+  const uint32_t uid = ::geteuid();
+  auto runtime_dir = TakeDir(os, options.runtime_dir, uid, ::getpid());
+  if (!runtime_dir.ok()) return runtime_dir.status();
+  runtime = *std::move(runtime_dir);
+  auto state_dir = TakeDir(os, options.state_dir, uid, ::getpid());
+  if (!state_dir.ok()) return state_dir.status();
+  state = *std::move(state_dir);
+
+  auto labels = LoadLabels(os, state.dir);
+  if (!labels.ok()) return labels.status();
+  labels->epoch += 1;
+  if (auto status = SaveLabels(os, state.dir, *labels); !status.ok()) return status;
+
+  std::vector<std::string> unknown_groups;
+  access = AccessPolicy::Make(config.access.read_groups, config.access.admin_groups, uid,
+                              &unknown_groups);
+  for (const std::string& group : unknown_groups) {
+    logger.Write(LogLevel::kInfo, LogLine("unknown_group").Add("group", group));
+  }
+
+  auto made_loop = EventLoop::Create(clock);
+  if (!made_loop.ok()) return made_loop.status();
+  loop = *std::move(made_loop);
+  metrics = std::make_unique<Metrics>(BuildInfo{options.version, options.revision, "none"});
+
+  auto made_store = Store::Open(os, options.store_dir, options.state_dir, uid);
+  if (!made_store.ok()) return made_store.status();
+  store = *std::move(made_store);
+  verified = VerifiedFiles::Load(os, state.dir);
+  publisher = std::make_unique<Publisher>(*store, verified.get());
+  if (auto status = publisher->SweepIncoming(); !status.ok()) {
+    logger.Write(LogLevel::kWarning, LogLine("sweep").AddError(status));
+  }
+
+  const MemoryLimits limits = os.Limits();
+  host = std::make_unique<BudgetPool>("host", HostBudget(config, limits));
+  memlock = std::make_unique<BudgetPool>(
+      "memlock", config.memory.memlock == MemlockPolicy::kOff ? UINT64_MAX : limits.memlock_bytes);
+  LoaderOptions load_options;
+  load_options.verify = config.load.verify;
+  load_options.memlock = config.memory.memlock;
+  load_options.threads = LoadThreads(config.load.threads);
+  load_options.io_priority = config.load.io_priority;
+  chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads);
+  loader = std::make_unique<Loader>(os, clock, *store, *verified, *chunk_pool, regions, *host,
+                                    *memlock, index_writer, load_options);
+  pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
+
+  auto made_catalogue = CatalogueWriter::Create(labels->epoch, *labels);
+  if (!made_catalogue.ok()) return made_catalogue.status();
+  catalogue = *std::move(made_catalogue);
+  catalogue->OnFull([this](const std::string& model, const std::string& label) {
+    logger.Write(LogLevel::kWarning,
+                 LogLine("catalogue_full").Add("model", model).Add("label", label));
+  });
+
+  ManagerOptions manager_options;
+  manager_options.memlock = config.memory.memlock;
+  manager_options.model_policies = config.models;
+  manager_options.own_uid = uid;
+  manager = std::make_unique<ModelManager>(
+      ModelManager::Deps{os, clock, *loop, *pool, *store, *publisher, *loader, *verified, *host,
+                         *memlock, *catalogue, state.dir, *access},
+      manager_options, *labels);
+  broker = std::make_unique<HandleBroker>(
+      HandleBroker::Deps{*loop, *pool, *manager, *catalogue, *access, clock}, BrokerOptions{});
+
+  std::string metrics_address;
+  if (options.metrics_listen != "off") {
+    auto endpoint = HttpEndpoint::Listen(
+        options.metrics_listen, {metrics->registry(), std::make_shared<ProcessCollector>(),
+                                 std::make_shared<StateCollector>(*manager, *loop, clock)});
+    if (endpoint.ok()) {
+      http = *std::move(endpoint);
+      metrics_address = http->address();
+    } else if (options.metrics_required) {
+      return endpoint.status();
+    } else {
+      logger.Write(LogLevel::kWarning, LogLine("metrics_off").AddError(endpoint.status()));
+    }
+  }
+
+  ServerInfo info;
+  info.version = options.version;
+  info.revision = options.revision;
+  info.runtime_dir = options.runtime_dir;
+  info.metrics_address = metrics_address;
+  info.pid = ::getpid();
+  info.device_reason = config.device.enabled ? "this build has no device tier"
+                                             : "switched off in the configuration";
+  info.read_groups = config.access.read_groups;
+  info.admin_groups = config.access.admin_groups;
+  ControlServer::Interceptors interceptors;
+  interceptors.push_back(MakeRpcObserver(*metrics, clock));
+  server = std::make_unique<ControlServer>(
+      ControlServer::Deps{*manager, *loop, clock, *access, *publisher, health, model_watcher}, info,
+      std::move(interceptors));
+  for (Observer* observer : std::initializer_list<Observer*>{
+           &log_observer, metrics.get(), broker.get(), &health, &model_watcher, this}) {
+    manager->AddObserver(observer);
+  }
+  if (auto status = server->Start(); !status.ok()) return status;
+
+  auto handles = Listen("handles", SocketType::kSeqpacket);
+  if (!handles.ok()) return handles.status();
+  handles_listener.emplace(*std::move(handles));
+  auto control = Listen("control", SocketType::kStream);
+  if (!control.ok()) return control.status();
+  control_listener.emplace(*std::move(control));
+
+  broker->Start(*std::move(handles_listener));
+  control_watch =
+      loop->Watch(control_listener->fd().get(), EPOLLIN, [this](uint32_t) { AcceptControl(); });
+  loop->Watch(options.signals.get(), EPOLLIN, [this](uint32_t) { OnSignal(); });
+  auto made_watcher = DirWatcher::Create(*loop, clock, DirWatcher::Options{}, [this] {
+    manager->Rescan([](const absl::StatusOr<ModelManager::RescanResult>&) {});
+  });
+  if (made_watcher.ok()) {
+    watcher = *std::move(made_watcher);
+  } else {
+    logger.Write(LogLevel::kWarning, LogLine("watch_off").AddError(made_watcher.status()));
+  }
+  manager->Start();
+  FeedWatchdog();
+  logger.Write(LogLevel::kInfo,
+               LogLine("start")
+                   .Add("version", options.version)
+                   .Add("epoch", labels->epoch)
+                   .Add("store", options.store_dir)
+                   .Add("runtime_dir", options.runtime_dir)
+                   .Add("metrics", metrics_address.empty() ? "off" : metrics_address)
+                   .Add("host_budget_bytes", host->limit())
+                   .Add("load_threads", load_options.threads));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketType type) {
+  if (const auto it = options.inherited.find(name); it != options.inherited.end()) {
+    return UnixListener::Adopt(std::move(it->second), type);
+  }
+  return UnixListener::Bind(absl::StrCat(options.runtime_dir, "/", name, ".sock"), type,
+                            kSocketMode);
+}
+
+void App::Run() {
+  impl_->loop->Run();
+  impl_->logger.Write(LogLevel::kInfo, LogLine("stopped"));
+}
+
+void App::Impl::AcceptControl() {
+  while (!stopping) {
+    auto socket = control_listener->Accept();
+    if (absl::IsResourceExhausted(socket.status())) {
+      // Out of descriptors: the listener would be ready again and again. Others are served
+      // meanwhile.
+      logger.Write(LogLevel::kWarning, LogLine("accept").AddError(socket.status()));
+      loop->ChangeWatch(control_watch, 0);
+      loop->PostDelayed(kAcceptPause, [this] {
+        if (!stopping) loop->ChangeWatch(control_watch, EPOLLIN);
+      });
+      return;
+    }
+    if (!socket.ok()) return;
+    auto peer = PeerOf(*socket);
+    if (!peer.ok()) continue;
+    if (!access->MayRead(*peer)) {
+      manager->ReportRefused(*peer, "connect to control.sock");
+      continue;
+    }
+    server->AddConnection(*std::move(socket), *peer);
+  }
+}
+
+void App::Impl::OnSignal() {
+  signalfd_siginfo info{};
+  while (::read(options.signals.get(), &info, sizeof(info)) == sizeof(info)) {
+    if (info.ssi_signo == SIGHUP) {
+      Reload();
+    } else {
+      BeginStop(static_cast<int>(info.ssi_signo));
+    }
+  }
+}
+
+void App::Impl::Reload() {
+  NotifyReloading();
+  if (options.config_path.empty()) {
+    logger.Write(LogLevel::kInfo,
+                 LogLine("reload").Add("note", "no configuration file; the store is read again"));
+  } else if (auto config = LoadConfig(options.config_path); !config.ok()) {
+    logger.Write(LogLevel::kError,
+                 LogLine("reload").Add("note", "nothing was changed").AddError(config.status()));
+    NotifyReady(StatusLine());
+    return;
+  } else {
+    manager->SetModelPolicies(config->models);
+    logger.Write(LogLevel::kInfo,
+                 LogLine("reload")
+                     .Add("changed", "models")
+                     .Add("needs_restart", "memory, load, device, metrics, access"));
+  }
+  manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
+    if (told_ready) NotifyReady(StatusLine());
+  });
+}
+
+void App::Impl::BeginStop(int signal_number) {
+  if (stopping) return;
+  stopping = true;
+  logger.Write(LogLevel::kInfo, LogLine("stopping").Add("signal", signal_number));
+  NotifyStopping();
+  // Withdraw first: no new grants, and readers of the page learn that another one will follow.
+  catalogue->Close();
+  loop->Unwatch(control_watch);
+  broker->Stop();
+  // RPCs wait for the control thread, so it must go on turning while they end.
+  pool->Post([this] {
+    server->Shutdown(kRpcGrace);
+    loop->Post([this] {
+      manager->Stop([this] {
+        watcher.reset();
+        loop->Quit();
+      });
+    });
+  });
+}
+
+void App::Impl::FeedWatchdog() {
+  const absl::Duration interval = WatchdogInterval();
+  if (interval == absl::InfiniteDuration()) return;
+  // From the control thread itself: a loop that hangs stops feeding.
+  NotifyWatchdog();
+  loop->PostDelayed(interval, [this] { FeedWatchdog(); });
+}
+
+std::string App::Impl::StatusLine() const {
+  const StatusSnapshot status = manager->Status();
+  return status.ready
+             ? absl::StrCat("ready, ", status.models, " models, ", status.leases, " leases")
+             : absl::StrCat("not ready: ", status.not_ready.front());
+}
+
+void App::Impl::OnReady(bool ready) {
+  if (stopping) return;
+  if (ready && !told_ready) {
+    told_ready = true;
+    NotifyReady(StatusLine());
+  } else {
+    NotifyStatus(StatusLine());
+  }
+}
+
+void App::Impl::OnScan(uint64_t /*added*/, uint64_t /*invalid*/) {
+  if (!told_ready) {
+    // The required models load now; the start may take as long as they do.
+    NotifyExtendTimeout(absl::Minutes(5));
+  }
+  RefreshWatches();
+}
+
+void App::Impl::RefreshWatches() {
+  if (watcher == nullptr) return;
+  pool->Post([this] {
+    auto paths = store->WatchPaths();
+    loop->Post([this, paths = std::move(paths)] {
+      if (watcher == nullptr) return;
+      if (auto status = watcher->SetPaths(paths); !status.ok()) {
+        logger.Write(LogLevel::kWarning, LogLine("watch").AddError(status));
+      }
+    });
+  });
+}
+
+}  // namespace modelhost

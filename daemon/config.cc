@@ -1,0 +1,273 @@
+#include "daemon/config.h"
+
+#include <cerrno>
+#include <fstream>
+#include <functional>
+#include <utility>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/strip.h"
+#include "daemon/platform/errno_status.h"
+#include "daemon/store/manifest.h"
+#include "daemon/store/policy_keys.h"
+#include "daemon/store/toml_document.h"
+
+namespace modelhost {
+namespace {
+
+constexpr int64_t kMaxThreads = 1024;
+
+using KeyReader = std::function<absl::Status(const TomlField&)>;
+using Section = std::vector<std::pair<std::string, KeyReader>>;
+
+// Reads every key of a section's table with the reader of its name.
+absl::Status ReadSection(absl::string_view file, const TomlEntry& entry, const Section& section) {
+  if (entry.value.kind != TomlValue::Kind::kTable) {
+    return TomlField(file, "", entry)
+        .Error(absl::StrCat("expected a table (write [", entry.key, "])"));
+  }
+  for (const TomlEntry& inner : entry.value.table) {
+    const TomlField field(file, entry.key, inner);
+    const KeyReader* reader = nullptr;
+    std::vector<absl::string_view> known;
+    for (const auto& [key, candidate] : section) {
+      known.push_back(key);
+      if (key == inner.key) reader = &candidate;
+    }
+    if (reader == nullptr) {
+      return field.Error(absl::StrCat("unknown (known here are ", absl::StrJoin(known, ", "), ")"));
+    }
+    if (const absl::Status read = (*reader)(field); !read.ok()) return read;
+  }
+  return absl::OkStatus();
+}
+
+// A size is a string with a unit, or a plain number of bytes.
+absl::StatusOr<uint64_t> Size(const TomlField& field) {
+  if (field.value().kind == TomlValue::Kind::kInteger) {
+    if (field.value().integer < 0) return field.Error("expected 0 or more bytes");
+    return static_cast<uint64_t>(field.value().integer);
+  }
+  auto text = field.String();
+  if (!text.ok()) return text.status();
+  auto bytes = ParseBytes(*text);
+  if (!bytes.ok()) return field.Error(bytes.status().message());
+  return bytes;
+}
+
+// One of a few words.
+template <typename T>
+absl::Status Choice(const TomlField& field, const std::vector<std::pair<std::string, T>>& choices,
+                    T& into) {
+  auto text = field.String();
+  if (!text.ok()) return text.status();
+  std::vector<std::string> words;
+  for (const auto& [word, value] : choices) {
+    if (word == *text) {
+      into = value;
+      return absl::OkStatus();
+    }
+    words.push_back(absl::StrCat("\"", word, "\""));
+  }
+  return field.Error(absl::StrCat("expected one of ", absl::StrJoin(words, ", ")));
+}
+
+template <typename T>
+absl::Status Set(absl::StatusOr<T> value, T& into) {
+  if (!value.ok()) return value.status();
+  into = *std::move(value);
+  return absl::OkStatus();
+}
+
+Section MemorySection(Config& config) {
+  return {{"host_budget",
+           [&](const TomlField& field) {
+             auto bytes = Size(field);
+             if (!bytes.ok()) return bytes.status();
+             config.memory.host_budget_bytes = *bytes;
+             return absl::OkStatus();
+           }},
+          {"memlock", [&](const TomlField& field) {
+             return Choice<MemlockPolicy>(field,
+                                          {{"required", MemlockPolicy::kRequired},
+                                           {"best_effort", MemlockPolicy::kBestEffort},
+                                           {"off", MemlockPolicy::kOff}},
+                                          config.memory.memlock);
+           }}};
+}
+
+absl::Status ReadIoPriority(const TomlField& field, std::string& into) {
+  auto text = field.String();
+  if (!text.ok()) return text.status();
+  absl::string_view level = *text;
+  const bool leveled = absl::ConsumePrefix(&level, "best-effort:") && level.size() == 1 &&
+                       level[0] >= '0' && level[0] <= '7';
+  if (!leveled && *text != "idle" && *text != "none") {
+    return field.Error("expected \"best-effort:N\" with N from 0 to 7, \"idle\" or \"none\"");
+  }
+  into = *std::move(text);
+  return absl::OkStatus();
+}
+
+Section LoadSection(Config& config) {
+  return {{"threads",
+           [&](const TomlField& field) {
+             auto threads = field.Integer();
+             if (!threads.ok()) return threads.status();
+             if (*threads < 0 || *threads > kMaxThreads) {
+               return field.Error(absl::StrCat("expected 0 to ", kMaxThreads));
+             }
+             config.load.threads = static_cast<int>(*threads);
+             return absl::OkStatus();
+           }},
+          {"verify",
+           [&](const TomlField& field) {
+             return Choice<VerifyPolicy>(field,
+                                         {{"full", VerifyPolicy::kFull},
+                                          {"manifest", VerifyPolicy::kManifest},
+                                          {"none", VerifyPolicy::kNone}},
+                                         config.load.verify);
+           }},
+          {"io_priority",
+           [&](const TomlField& field) { return ReadIoPriority(field, config.load.io_priority); }}};
+}
+
+Section DeviceSection(Config& config) {
+  return {{"enabled",
+           [&](const TomlField& field) { return Set(field.Boolean(), config.device.enabled); }},
+          {"pinned_ring", [&](const TomlField& field) {
+             return Set(Size(field), config.device.pinned_ring_bytes);
+           }}};
+}
+
+Section MetricsSection(Config& config) {
+  return {{"listen", [&](const TomlField& field) {
+             auto listen = field.String();
+             if (!listen.ok()) return listen.status();
+             const absl::Status good = CheckListenAddress(*listen);
+             if (!good.ok()) return field.Error(good.message());
+             config.metrics.listen = *std::move(listen);
+             return absl::OkStatus();
+           }}};
+}
+
+Section AccessSection(Config& config) {
+  return {{"read_groups",
+           [&](const TomlField& field) { return Set(field.Strings(), config.access.read_groups); }},
+          {"admin_groups", [&](const TomlField& field) {
+             return Set(field.Strings(), config.access.admin_groups);
+           }}};
+}
+
+// One [[models]] table.
+absl::Status ReadModel(absl::string_view file, const TomlValue& table, Config& config) {
+  ModelPolicy policy;
+  std::string name;
+  for (const TomlEntry& entry : table.table) {
+    const TomlField field(file, "models", entry);
+    if (entry.key == "name") {
+      if (const absl::Status read = Set(field.String(), name); !read.ok()) return read;
+      if (const absl::Status good = CheckModelName(name); !good.ok()) {
+        return field.Error(good.message());
+      }
+      continue;
+    }
+    auto known = ReadPolicyKey(field, policy);
+    if (!known.ok()) return known.status();
+    if (!*known) {
+      return field.Error(absl::StrCat("unknown (known here are name, ", kPolicyKeys, ")"));
+    }
+  }
+  if (name.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ":", table.line, ": [[models]]: the key 'name' is missing"));
+  }
+  if (!config.models.emplace(name, std::move(policy)).second) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(file, ":", table.line, ": [[models]]: '", name, "' is given twice"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadModels(absl::string_view file, const TomlEntry& entry, Config& config) {
+  const absl::Status shape =
+      TomlField(file, "", entry).Error("expected an array of tables (write [[models]])");
+  if (entry.value.kind != TomlValue::Kind::kArray) return shape;
+  for (const TomlValue& item : entry.value.array) {
+    if (item.kind != TomlValue::Kind::kTable) return shape;
+    if (const absl::Status read = ReadModel(file, item, config); !read.ok()) return read;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+Config DefaultConfig() { return Config(); }
+
+absl::Status CheckListenAddress(absl::string_view listen) {
+  if (listen == "off") return absl::OkStatus();
+  const size_t colon = listen.rfind(':');
+  int port = 0;
+  bool good = colon != absl::string_view::npos && colon > 0 &&
+              absl::SimpleAtoi(listen.substr(colon + 1), &port) && port >= 0 && port <= 65535;
+  if (good) {
+    const absl::string_view host = listen.substr(0, colon);
+    const bool bracketed = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
+    good = bracketed ? host.size() > 2 : !absl::StrContains(host, ':');
+    for (const char c : host) good = good && absl::ascii_isgraph(c);
+  }
+  if (good) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "expected \"ADDRESS:PORT\", \"[V6ADDRESS]:PORT\" or \"off\", such as \"127.0.0.1:9464\"");
+}
+
+absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view file) {
+  auto top = ParseToml(text, file);
+  if (!top.ok()) return top.status();
+  Config config;
+  const std::vector<std::pair<std::string, Section>> sections = {
+      {"memory", MemorySection(config)}, {"load", LoadSection(config)},
+      {"device", DeviceSection(config)}, {"metrics", MetricsSection(config)},
+      {"access", AccessSection(config)},
+  };
+  for (const TomlEntry& entry : top->table) {
+    absl::Status read;
+    if (entry.key == "models") {
+      read = ReadModels(file, entry, config);
+    } else {
+      const Section* found = nullptr;
+      std::vector<std::string> known;
+      for (const auto& [name, section] : sections) {
+        known.push_back(absl::StrCat("[", name, "]"));
+        if (name == entry.key) found = &section;
+      }
+      read = found != nullptr
+                 ? ReadSection(file, entry, *found)
+                 : TomlField(file, "", entry)
+                       .Error(absl::StrCat("unknown (known here are ", absl::StrJoin(known, ", "),
+                                           ", [[models]])"));
+    }
+    if (!read.ok()) return read;
+  }
+  return config;
+}
+
+absl::StatusOr<Config> LoadConfig(const std::string& path) {
+  errno = 0;
+  std::ifstream in(path, std::ios::binary);
+  if (!in) return ErrnoStatus(errno != 0 ? errno : EIO, absl::StrCat("configuration ", path));
+  std::string text;
+  char part[4096];
+  do {
+    in.read(part, sizeof(part));
+    text.append(part, static_cast<size_t>(in.gcount()));
+  } while (in);
+  if (in.bad()) return ErrnoStatus(errno != 0 ? errno : EIO, absl::StrCat("configuration ", path));
+  return ParseConfig(text, path);
+}
+
+}  // namespace modelhost

@@ -1,0 +1,61 @@
+// modelhostd.toml: what the operator of a machine decides. Every key has a default; a daemon
+// without a file runs on DefaultConfig().
+//
+// Unknown keys and wrong types are INVALID_ARGUMENT, "file:line: key 'section.key': why". Sizes are
+// bytes. Pure but for LoadConfig, which reads one file (start-up and SIGHUP).
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+#include "daemon/region/loader.h"
+#include "daemon/store/model_policy.h"
+
+namespace modelhost {
+
+struct Config {
+  struct Memory {
+    // Unset: 80 % of the smaller of RAM and the cgroup's limit.
+    std::optional<uint64_t> host_budget_bytes;
+    MemlockPolicy memlock = MemlockPolicy::kBestEffort;
+  };
+  struct Load {
+    int threads = 0;  // 0: one per core, at most 8.
+    VerifyPolicy verify = VerifyPolicy::kFull;
+    std::string io_priority = "best-effort:6";  // "best-effort:0".."best-effort:7", "idle", "none".
+  };
+  struct Device {
+    bool enabled = true;  // This build serves the host tier only, whatever this says.
+    uint64_t pinned_ring_bytes = uint64_t{128} << 20;
+  };
+  struct Metrics {
+    std::string listen = "127.0.0.1:9464";  // "ADDRESS:PORT", "[V6ADDRESS]:PORT" or "off".
+  };
+  struct Access {
+    std::vector<std::string> read_groups = {"modelhost"};  // Names or decimal numbers.
+    std::vector<std::string> admin_groups = {"modelhost-admin"};
+  };
+
+  Memory memory;
+  Load load;
+  Device device;
+  Metrics metrics;
+  Access access;
+  std::map<std::string, ModelPolicy> models;  // [[models]] by name.
+};
+
+Config DefaultConfig();
+// `file` is for messages.
+absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view file);
+// NOT_FOUND, PERMISSION_DENIED and the like name the path.
+absl::StatusOr<Config> LoadConfig(const std::string& path);
+
+// INVALID_ARGUMENT unless it is what Metrics::listen may be; also for the command line.
+absl::Status CheckListenAddress(absl::string_view listen);
+
+}  // namespace modelhost

@@ -1,0 +1,134 @@
+#include "daemon/config.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <fstream>
+
+#include "absl/strings/str_cat.h"
+
+namespace modelhost {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string ErrorOf(const std::string& text) {
+  const absl::Status status = ParseConfig(text, "modelhostd.toml").status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  return std::string(status.message());
+}
+
+TEST(ConfigTest, ReadsEveryKey) {
+  auto config = ParseConfig(R"(
+[memory]
+host_budget = "12GiB"
+memlock = "required"
+[load]
+threads = 3
+verify = "manifest"
+io_priority = "idle"
+[device]
+enabled = false
+pinned_ring = "64MiB"
+[metrics]
+listen = "[::1]:9000"
+[access]
+read_groups = ["robots"]
+admin_groups = []
+[[models]]
+name = "planner"
+residency = "sealed"
+required = true
+[[models]]
+name = "detector"
+keep_previous = "90s"
+)",
+                            "modelhostd.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->memory.host_budget_bytes, uint64_t{12} << 30);
+  EXPECT_EQ(config->memory.memlock, MemlockPolicy::kRequired);
+  EXPECT_EQ(config->load.threads, 3);
+  EXPECT_EQ(config->load.verify, VerifyPolicy::kManifest);
+  EXPECT_EQ(config->load.io_priority, "idle");
+  EXPECT_FALSE(config->device.enabled);
+  EXPECT_EQ(config->device.pinned_ring_bytes, uint64_t{64} << 20);
+  EXPECT_EQ(config->metrics.listen, "[::1]:9000");
+  EXPECT_THAT(config->access.read_groups, ElementsAre("robots"));
+  EXPECT_TRUE(config->access.admin_groups.empty());
+  ASSERT_EQ(config->models.size(), 2u);
+  EXPECT_EQ(config->models.at("planner").residency, Residency::kSealed);
+  EXPECT_EQ(config->models.at("planner").required, true);
+  EXPECT_EQ(config->models.at("detector").keep_previous, absl::Seconds(90));
+}
+
+TEST(ConfigTest, AnEmptyFileIsTheDefault) {
+  auto config = ParseConfig("", "f");
+  ASSERT_TRUE(config.ok());
+  EXPECT_FALSE(config->memory.host_budget_bytes.has_value());
+  EXPECT_EQ(config->memory.memlock, MemlockPolicy::kBestEffort);
+  EXPECT_EQ(config->load.io_priority, DefaultConfig().load.io_priority);
+  EXPECT_EQ(config->metrics.listen, "127.0.0.1:9464");
+  EXPECT_THAT(config->access.admin_groups, ElementsAre("modelhost-admin"));
+}
+
+TEST(ConfigTest, UnknownKeysNameFileLineAndKey) {
+  EXPECT_THAT(ErrorOf("[memory]\nhost_budget = \"1GiB\"\nmemlok = \"off\"\n"),
+              HasSubstr("modelhostd.toml:3: key 'memory.memlok': unknown (known here are "
+                        "host_budget, memlock)"));
+  EXPECT_THAT(ErrorOf("\n\n[memroy]\n"), HasSubstr("modelhostd.toml:3: key 'memroy': unknown"));
+  EXPECT_THAT(ErrorOf("[[models]]\nname = \"a\"\nresidence = \"warm\"\n"),
+              HasSubstr("modelhostd.toml:3: key 'models.residence': unknown"));
+}
+
+TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
+  EXPECT_THAT(ErrorOf("memory = 3"), HasSubstr("write [memory]"));
+  EXPECT_THAT(ErrorOf("[memory]\nhost_budget = \"12GB\""), HasSubstr("KiB, MiB, GiB"));
+  EXPECT_THAT(ErrorOf("[memory]\nhost_budget = -1"), HasSubstr("0 or more"));
+  EXPECT_THAT(ErrorOf("[memory]\nmemlock = true"), HasSubstr("found a boolean"));
+  EXPECT_THAT(ErrorOf("[memory]\nmemlock = \"yes\""), HasSubstr("\"best_effort\""));
+  EXPECT_THAT(ErrorOf("[load]\nthreads = 1.5"), HasSubstr("expected an integer"));
+  EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
+  EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
+  EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDRESS:PORT"));
+}
+
+TEST(ConfigTest, ModelsNeedANameAndOnlyOnce) {
+  EXPECT_THAT(ErrorOf("[[models]]\nrequired = true\n"), HasSubstr("modelhostd.toml:1: "));
+  EXPECT_THAT(ErrorOf("[[models]]\nrequired = true\n"), HasSubstr("'name' is missing"));
+  EXPECT_THAT(ErrorOf("[[models]]\nname = \"a\"\n[[models]]\nname = \"a\"\n"),
+              HasSubstr("'a' is given twice"));
+  EXPECT_THAT(ErrorOf("[[models]]\nname = \"A\"\n"), HasSubstr("model name 'A'"));
+  EXPECT_THAT(ErrorOf("[models]\nname = \"a\"\n"), HasSubstr("write [[models]]"));
+}
+
+TEST(ConfigTest, ListenAddresses) {
+  for (const char* good : {"off", "127.0.0.1:9464", "0.0.0.0:0", "localhost:80", "[::1]:9464"}) {
+    EXPECT_TRUE(CheckListenAddress(good).ok()) << good;
+  }
+  for (const char* bad : {"", "on", ":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "::1:80",
+                          "[]:80", "a b:80", "h:-1"}) {
+    EXPECT_FALSE(CheckListenAddress(bad).ok()) << bad;
+  }
+}
+
+TEST(ConfigTest, LoadingNamesThePath) {
+  const absl::Status missing = LoadConfig("/nonexistent/modelhostd.toml").status();
+  EXPECT_TRUE(absl::IsNotFound(missing)) << missing;
+  EXPECT_THAT(missing.message(), HasSubstr("/nonexistent/modelhostd.toml"));
+  EXPECT_FALSE(LoadConfig("/").ok());
+
+  const std::string path = absl::StrCat(::testing::TempDir(), "/config_test_", ::getpid(), ".toml");
+  std::ofstream(path) << "[load]\nthreads = 2\n";
+  auto config = LoadConfig(path);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_EQ(config->load.threads, 2);
+  std::ofstream(path) << "[load]\nthread = 2\n";
+  EXPECT_THAT(LoadConfig(path).status().message(), HasSubstr(path + ":2: key 'load.thread'"));
+  std::remove(path.c_str());
+}
+
+}  // namespace
+}  // namespace modelhost

@@ -1,0 +1,164 @@
+// FindComponents: which files of a version directory are weight sets.
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/strings/match.h"
+#include "daemon/format/format_reader.h"
+#include "daemon/format/gguf.h"
+#include "daemon/format/sharded.h"
+#include "daemon/format/sniff.h"
+#include "daemon/format/text.h"
+
+namespace modelhost {
+namespace {
+
+struct Candidate {
+  std::string name;
+  FileFormat format = FileFormat::kUnknown;
+  bool served = true;  // False: a good file of a kind that ReadModel refuses by name.
+  std::span<const std::byte> bytes;
+};
+
+std::string_view Folder(std::string_view name) {
+  const size_t slash = name.rfind('/');
+  return slash == std::string_view::npos ? std::string_view() : name.substr(0, slash + 1);
+}
+
+// "dir/model-00001-of-00002.safetensors" is "model", "dir/model.safetensors.index.json" too.
+std::string ComponentName(std::string_view path) {
+  std::string_view name = path.substr(Folder(path).size());
+  constexpr std::string_view kIndexJson = ".index.json";
+  if (absl::EndsWithIgnoreCase(AsAbsl(name), AsAbsl(kIndexJson)) &&
+      name.size() > kIndexJson.size()) {
+    name.remove_suffix(kIndexJson.size());
+  }
+  if (const size_t dot = name.rfind('.'); dot != std::string_view::npos && dot > 0) {
+    name = name.substr(0, dot);
+  }
+  // "-00001-of-00002" is a tail of 15 characters: borrow the rule of GGUF sets.
+  if (const auto set = ParseGgufSetName(std::string(name) + ".gguf")) return set->prefix;
+  return std::string(name);
+}
+
+// Opens what looks like weights. An unreadable file that claims to be weights stays a candidate, so
+// that ReadModel says what is wrong with it.
+std::vector<Candidate> FindCandidates(const std::vector<std::string>& names, FileSource& source) {
+  std::vector<Candidate> candidates;
+  for (const std::string& name : names) {
+    if (!IsPlainRelativeName(name)) continue;
+    absl::StatusOr<std::span<const std::byte>> bytes = source.Open(name);
+    Candidate candidate{name, FileFormat::kUnknown, true, {}};
+    if (bytes.ok()) {
+      candidate.bytes = *bytes;
+      candidate.format = SniffFormat(*bytes, name);
+      // Not weights, or a pointer to something that is not.
+      if (candidate.format == FileFormat::kUnknown) continue;
+      const bool weights = HasWeightsExtension(name);
+      if (candidate.format == FileFormat::kGitLfsPointer && !weights) continue;
+      if (candidate.format == FileFormat::kSevenZip && !weights) continue;
+      candidate.served = IsServed(candidate.format) ||
+                         candidate.format == FileFormat::kGitLfsPointer ||
+                         candidate.format == FileFormat::kLegacyGgml;
+    } else if (!HasWeightsExtension(name)) {
+      continue;
+    }
+    candidates.push_back(std::move(candidate));
+  }
+  std::sort(candidates.begin(), candidates.end(),
+            [](const Candidate& a, const Candidate& b) { return a.name < b.name; });
+  return candidates;
+}
+
+class Finder {
+ public:
+  explicit Finder(std::vector<Candidate> candidates) : candidates_(std::move(candidates)) {}
+
+  std::vector<Component> Run() {
+    for (const Candidate& candidate : candidates_) formats_[candidate.name] = candidate.format;
+    for (Candidate& candidate : candidates_) {
+      if (candidate.format == FileFormat::kSafetensorsIndex) ClaimShards(candidate);
+    }
+    for (const Candidate& candidate : candidates_) {
+      if (candidate.format == FileFormat::kGguf) ClaimParts(candidate);
+    }
+    const bool any_served = std::any_of(
+        candidates_.begin(), candidates_.end(),
+        [this](const Candidate& candidate) { return candidate.served && IsOwn(candidate); });
+    std::vector<Component> components;
+    for (const Candidate& candidate : candidates_) {
+      // Files of other kinds beside weights that are served are sidecars (an engine, an export).
+      if (!IsOwn(candidate) || (any_served && !candidate.served)) continue;
+      components.push_back({ComponentName(candidate.name), candidate.name});
+    }
+    MakeNamesUnique(components);
+    return components;
+  }
+
+ private:
+  bool IsOwn(const Candidate& candidate) const {
+    if (claimed_.contains(candidate.name)) return false;
+    const bool safetensors = candidate.format == FileFormat::kSafetensors ||
+                             absl::EndsWithIgnoreCase(candidate.name, ".safetensors");
+    return !safetensors || !indexed_folders_.contains(std::string(Folder(candidate.name)));
+  }
+
+  void ClaimShards(Candidate& index) {
+    absl::StatusOr<ShardIndex> shards = ParseShardIndex(index.name, index.bytes);
+    // A damaged index is a component all the same: loading it reports the damage.
+    if (shards.ok()) {
+      for (const std::string& shard : shards->shards) {
+        const std::string path = SiblingName(index.name, shard);
+        if (path == index.name) continue;
+        claimed_.insert(path);
+        const auto known = formats_.find(path);
+        // An index over PyTorch files has the same form.
+        if (known != formats_.end() &&
+            (known->second == FileFormat::kTorchZip || known->second == FileFormat::kTorchLegacy)) {
+          index.served = false;
+        }
+      }
+    }
+    if (index.served) indexed_folders_.insert(std::string(Folder(index.name)));
+  }
+
+  void ClaimParts(const Candidate& candidate) {
+    const std::optional<GgufSetName> set = ParseGgufSetName(candidate.name);
+    if (!set.has_value() || set->count < 2) return;
+    absl::StatusOr<GgufSplit> split = ReadGgufSplit(candidate.name, candidate.bytes);
+    // Later parts may have split.no alone. A plain file that only has such a name stays its own.
+    if (!split.ok() || (!split->IsSet() && !split->number.has_value())) return;
+    // Candidates are sorted: the lowest part that is there speaks for the set.
+    if (!sets_.insert({set->prefix, set->count}).second) claimed_.insert(candidate.name);
+  }
+
+  static void MakeNamesUnique(std::vector<Component>& components) {
+    std::map<std::string, int> uses;
+    for (const Component& component : components) ++uses[component.name];
+    for (Component& component : components) {
+      if (uses[component.name] > 1) component.name = component.main_file;
+    }
+  }
+
+  std::vector<Candidate> candidates_;
+  absl::flat_hash_map<std::string, FileFormat> formats_;
+  absl::flat_hash_set<std::string> claimed_;
+  absl::flat_hash_set<std::string> indexed_folders_;
+  std::set<std::pair<std::string, uint64_t>> sets_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<Component>> FindComponents(const std::vector<std::string>& names,
+                                                      FileSource& source) {
+  return Finder(FindCandidates(names, source)).Run();
+}
+
+}  // namespace modelhost

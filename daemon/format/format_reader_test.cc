@@ -1,0 +1,232 @@
+#include "daemon/format/format_reader.h"
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "daemon/format/model_builders.h"
+#include "daemon/format/name_table.h"
+#include "daemon/format/text.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace modelhost {
+namespace {
+
+using ::testing::ElementsAre;
+using testing::GgufBuilder;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::Le;
+using testing::MemoryFiles;
+using testing::SmallSafetensors;
+
+constexpr char kLfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
+
+std::string Zip() { return std::string("PK\x03\x04") + std::string(60, 'x'); }
+std::string Pickle() { return "\x80\x02}q\x00."; }
+// ModelProto with ir_version 8, a producer and an empty graph.
+std::string Onnx() { return std::string("\x08\x08\x12\x02pt\x3a\x00", 8); }
+
+FileFormat Sniff(const std::string& bytes, const std::string& name = "x.bin") {
+  return SniffFormat(std::as_bytes(std::span<const char>(bytes)), name);
+}
+
+std::string RefusalOf(const std::string& bytes, const std::string& name = "x.bin") {
+  MemoryFiles files;
+  files.Put(name, bytes);
+  auto index = ReadModel(name, files);
+  return index.ok() ? "accepted" : std::string(index.status().message());
+}
+
+TEST(SniffTest, ContentDecidesUnderAnyName) {
+  for (const char* name : {"x", "x.bin", "x.gguf", "x.safetensors", "x.onnx", "x.pt"}) {
+    EXPECT_EQ(Sniff(SmallSafetensors({"a"}), name), FileFormat::kSafetensors) << name;
+    EXPECT_EQ(Sniff(GgufBuilder().Build(), name), FileFormat::kGguf) << name;
+    EXPECT_EQ(Sniff("{\"weight_map\":{}}", name), FileFormat::kSafetensorsIndex) << name;
+    EXPECT_EQ(Sniff(kLfs, name), FileFormat::kGitLfsPointer) << name;
+    EXPECT_EQ(Sniff(Zip(), name), FileFormat::kTorchZip) << name;
+    EXPECT_EQ(Sniff(Pickle(), name), FileFormat::kTorchLegacy) << name;
+    EXPECT_EQ(Sniff("ptrt" + std::string(20, 'x'), name), FileFormat::kTensorRt) << name;
+    EXPECT_EQ(Sniff("tjgg" + std::string(20, 'x'), name), FileFormat::kLegacyGgml) << name;
+    EXPECT_EQ(Sniff(Onnx(), name), FileFormat::kOnnx) << name;
+    EXPECT_EQ(Sniff("7z\xbc\xaf\x27\x1c" + std::string(20, 'x'), name), FileFormat::kSevenZip);
+    EXPECT_EQ(Sniff(std::string(257, 'x') + "ustar", name), FileFormat::kTorchLegacy) << name;
+    // An exporter's JSON text in front of a plan.
+    EXPECT_EQ(Sniff(Le<uint32_t>(2) + "{}" + "ftrt", name), FileFormat::kTensorRt) << name;
+  }
+}
+
+TEST(SniffTest, TheNameDecidesWhatContentCannot) {
+  EXPECT_EQ(Sniff("garbage", "x.safetensors"), FileFormat::kSafetensors);
+  EXPECT_EQ(Sniff("garbage", "x.gguf"), FileFormat::kGguf);
+  EXPECT_EQ(Sniff("garbage", "m.safetensors.index.json"), FileFormat::kSafetensorsIndex);
+  EXPECT_EQ(Sniff("garbage", "x.txt"), FileFormat::kUnknown);
+  EXPECT_EQ(Sniff("", "x.txt"), FileFormat::kUnknown);
+  EXPECT_EQ(Sniff("{\"a\":{\"weight_map\":{}}}", "config.json"), FileFormat::kUnknown);
+  EXPECT_EQ(Sniff("{\"a\":\"\\\"weight_map\\\"\"}", "config.json"), FileFormat::kUnknown);
+}
+
+TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
+  EXPECT_THAT(RefusalOf(kLfs), HasSubstr("x.bin: a Git LFS pointer"));
+  EXPECT_THAT(RefusalOf(Zip()), HasSubstr("PyTorch (a ZIP archive) is not a format"));
+  EXPECT_THAT(RefusalOf(Pickle()), HasSubstr("pickle"));
+  EXPECT_THAT(RefusalOf(Onnx()), HasSubstr("ONNX is not a format that this version serves"));
+  EXPECT_THAT(RefusalOf("ptrt" + std::string(20, 'x')), HasSubstr("TensorRT is not a format"));
+  EXPECT_THAT(RefusalOf("lmgg" + std::string(20, 'x')), HasSubstr("a GGML file"));
+  EXPECT_THAT(RefusalOf("fmgg" + std::string(20, 'x')), HasSubstr("a GGMF file"));
+  EXPECT_THAT(RefusalOf("tjgg" + std::string(20, 'x')), HasSubstr("a GGJT file"));
+  EXPECT_THAT(RefusalOf("<!DOCTYPE html><html>"), HasSubstr("web page"));
+  EXPECT_THAT(RefusalOf("hello"), HasSubstr("not a model file"));
+  EXPECT_THAT(RefusalOf(""), HasSubstr("empty"));
+  MemoryFiles files({{"x.onnx", Onnx()}});
+  EXPECT_TRUE(absl::IsUnimplemented(ReadModel("x.onnx", files).status()));
+  EXPECT_TRUE(absl::IsNotFound(ReadModel("y.onnx", files).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(ReadModel("../x.onnx", files).status()));
+}
+
+TEST(PlainNameTest, KeepsNamesInsideTheFolder) {
+  for (const char* good : {"a", "a.bin", "a/b.bin", "a..b", "...", ".hidden", "a b", "\xd1\x8f"}) {
+    EXPECT_TRUE(IsPlainRelativeName(good)) << good;
+  }
+  for (const char* bad : {"", "/", "/a", "..", ".", "../a", "a/..", "a/../b", "a//b", "a/", "./a",
+                          "a/./b", "a\\b", "\\a"}) {
+    EXPECT_FALSE(IsPlainRelativeName(bad)) << bad;
+  }
+  EXPECT_FALSE(IsPlainRelativeName(absl::string_view("a\0b", 3)));
+}
+
+std::vector<std::string> Found(MemoryFiles files) {
+  std::vector<std::string> lines;
+  auto components = FindComponents(files.Names(), files);
+  EXPECT_TRUE(components.ok()) << components.status();
+  for (const Component& component : *components) {
+    lines.push_back(component.name + "=" + component.main_file);
+  }
+  return lines;
+}
+
+TEST(FindComponentsTest, SingleFilesAreComponentsAndSidecarsAreNot) {
+  EXPECT_THAT(
+      Found(MemoryFiles({{"planner.safetensors", SmallSafetensors({"a"})},
+                         {"draft.gguf", GgufBuilder().Build()},
+                         {"weights.bin", SmallSafetensors({"b"})},
+                         {"config.json", "{\"a\":1}"},
+                         {"tokenizer.json", kLfs},
+                         {"README.md", "hello"}})),
+      ElementsAre("draft=draft.gguf", "planner=planner.safetensors", "weights=weights.bin"));
+  EXPECT_THAT(Found(MemoryFiles(std::map<std::string, std::string>{{"config.json", "{}"}})),
+              IsEmpty());
+}
+
+TEST(FindComponentsTest, AShardIndexOwnsTheSafetensorsOfItsFolder) {
+  MemoryFiles files({{"model.safetensors.index.json",
+                      "{\"weight_map\":{\"a\":\"model-00001-of-00001.safetensors\"}}"},
+                     {"model-00001-of-00001.safetensors", SmallSafetensors({"a"})},
+                     {"model.safetensors", SmallSafetensors({"stray"})},
+                     {"vae/vae.safetensors", SmallSafetensors({"v"})}});
+  EXPECT_THAT(Found(files),
+              ElementsAre("model=model.safetensors.index.json", "vae=vae/vae.safetensors"));
+}
+
+TEST(FindComponentsTest, ADamagedIndexIsAComponentSoThatLoadingReportsIt) {
+  EXPECT_THAT(Found(MemoryFiles({{"model.safetensors.index.json", "{\"weight_map\":"},
+                                 {"model-00001-of-00002.safetensors", SmallSafetensors({"a"})}})),
+              ElementsAre("model=model.safetensors.index.json"));
+}
+
+TEST(FindComponentsTest, AGgufSetIsOneComponent) {
+  MemoryFiles files(
+      {{"m-00001-of-00002.gguf", GgufBuilder().Split(0, 2, 0).Build()},
+       {"m-00002-of-00002.gguf", GgufBuilder().Key("split.no", 2, Le<uint16_t>(1)).Build()},
+       {"n-00002-of-00002.gguf", GgufBuilder().Split(1, 2, 0).Build()},
+       {"o-00002-of-00002.gguf", GgufBuilder().Build()}});
+  EXPECT_THAT(Found(files), ElementsAre("m=m-00001-of-00002.gguf", "n=n-00002-of-00002.gguf",
+                                        "o=o-00002-of-00002.gguf"));
+}
+
+TEST(FindComponentsTest, EqualNamesBecomeFileNames) {
+  EXPECT_THAT(Found(MemoryFiles({{"model.safetensors", SmallSafetensors({"a"})},
+                                 {"model.gguf", GgufBuilder().Build()},
+                                 {"x/other.gguf", GgufBuilder().Build()}})),
+              ElementsAre("model.gguf=model.gguf", "model.safetensors=model.safetensors",
+                          "other=x/other.gguf"));
+}
+
+TEST(FindComponentsTest, OtherFormatsCountOnlyWhenNothingServedIsThere) {
+  const std::string torch_index = "{\"weight_map\":{\"a\":\"pytorch_model.bin\"}}";
+  EXPECT_THAT(
+      Found(MemoryFiles({{"model.onnx", Onnx()}, {"model.plan", "ptrt12345678901234567890"}})),
+      ElementsAre("model.onnx=model.onnx", "model.plan=model.plan"));
+  EXPECT_THAT(Found(MemoryFiles({{"model.onnx", Onnx()},
+                                 {"pytorch_model.bin", Zip()},
+                                 {"pytorch_model.bin.index.json", torch_index},
+                                 {"model.safetensors", SmallSafetensors({"a"})}})),
+              ElementsAre("model=model.safetensors"));
+}
+
+TEST(FindComponentsTest, WeightsThatAreOnlyPointersAreComponentsSoThatLoadingReportsThem) {
+  EXPECT_THAT(Found(MemoryFiles({{"a.safetensors", kLfs}, {"b.gguf", "tjgg----"}})),
+              ElementsAre("a=a.safetensors", "b=b.gguf"));
+}
+
+TEST(FindComponentsTest, UnreadableWeightsAreComponentsAndUnreadableSidecarsAreNot) {
+  MemoryFiles none;
+  auto components = FindComponents({"gone.safetensors", "gone.txt", "../gone.gguf"}, none);
+  ASSERT_TRUE(components.ok());
+  ASSERT_EQ(components->size(), 1u);
+  EXPECT_EQ((*components)[0].main_file, "gone.safetensors");
+}
+
+TEST(NameTableTest, FindsNamesAndDuplicates) {
+  const NameTable table({"b", "a", "", "c"});
+  EXPECT_FALSE(table.Duplicate().has_value());
+  EXPECT_EQ(table.Find("a"), 1u);
+  EXPECT_EQ(table.Find(""), 2u);
+  EXPECT_FALSE(table.Find("d").has_value());
+  EXPECT_EQ(NameTable({"x", "y", "x"}).Duplicate(), std::pair(size_t{0}, size_t{2}));
+  EXPECT_FALSE(NameTable({}).Find("a").has_value());
+}
+
+TEST(TextTest, AnyBytesBecomeValidJsonAndPrintableText) {
+  std::string out;
+  AppendJsonString(std::string_view("a\"\\\n\0\x7f\xff\xc3\xa9\xe2\x82z", 12), &out);
+  EXPECT_EQ(out, "\"a\\\"\\\\\\u000a\\u0000\\u007f\\ufffd\xc3\xa9\\ufffd\\ufffdz\"");
+  EXPECT_EQ(Quoted("a\x1b[0m\xff"), "'a\\x1b[0m\\xff'");
+  EXPECT_THAT(Quoted(std::string(500, 'x')), HasSubstr("... (500 bytes)"));
+  EXPECT_EQ(ToUtf8("a\xff\xc3\xa9"), "a\xef\xbf\xbd\xc3\xa9");
+}
+
+TEST(TensorIndexTest, KeepsStridesAndReasons) {
+  TensorIndex index("torch");
+  index.AddFile("f");
+  const std::vector<int64_t> shape = {2, 3};
+  const std::vector<int64_t> strides = {1, 2};
+  TensorInfo strided;
+  strided.name = "s";
+  strided.dtype = abi::DType::kF32;
+  strided.shape = shape;
+  strided.strides = strides;
+  strided.offset = 1;
+  index.Add(strided);
+  TensorInfo not_mappable;
+  not_mappable.name = "n";
+  not_mappable.dtype = abi::DType::kI64;
+  not_mappable.shape = shape;
+  not_mappable.mappable = false;
+  not_mappable.reason = "varints";
+  index.Add(not_mappable);
+  index.Add(not_mappable);
+  EXPECT_THAT(index.at(0).strides, ElementsAre(1, 2));
+  EXPECT_THAT(index.at(0).shape, ElementsAre(2, 3));
+  EXPECT_EQ(index.at(0).reason, "");
+  EXPECT_TRUE(index.at(1).strides.empty());
+  EXPECT_EQ(index.at(2).reason, "varints");
+  EXPECT_FALSE(index.at(2).mappable);
+  index.ShiftOffsets(1, 7);
+  EXPECT_EQ(index.at(0).offset, 1u);
+  EXPECT_EQ(index.at(1).offset, 7u);
+}
+
+}  // namespace
+}  // namespace modelhost

@@ -1,0 +1,150 @@
+// 100,000 tensors: what comes out is right, and the cost is that of reading the header once.
+//
+// Memory is counted, not sampled: every allocation of this program goes through the operators here.
+// Work is compared between two sizes on the thread's own clock: ten times the tensors may not cost
+// much more than ten times the work, where a quadratic check would cost a hundred times.
+#include <atomic>
+#include <cstdlib>
+#include <ctime>
+#include <new>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/format/format_reader.h"
+#include "daemon/format/model_builders.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace {
+
+std::atomic<uint64_t> allocated_bytes{0};
+
+void* Allocate(size_t bytes) {
+  allocated_bytes.fetch_add(bytes, std::memory_order_relaxed);
+  void* at = std::malloc(bytes == 0 ? 1 : bytes);
+  if (at == nullptr) std::abort();
+  return at;
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return Allocate(bytes); }
+void* operator new[](size_t bytes) { return Allocate(bytes); }
+void operator delete(void* at) noexcept { std::free(at); }
+void operator delete[](void* at) noexcept { std::free(at); }
+void operator delete(void* at, size_t) noexcept { std::free(at); }
+void operator delete[](void* at, size_t) noexcept { std::free(at); }
+
+namespace modelhost {
+namespace {
+
+using testing::GgufBuilder;
+using ::testing::HasSubstr;
+using testing::MemoryFiles;
+
+constexpr size_t kMany = 100'000;
+constexpr size_t kFewer = kMany / 10;
+
+std::string NameOf(size_t i) {
+  return absl::StrCat("model.layers.", i / 256, ".mlp.experts.", i % 256, ".down_proj.weight");
+}
+
+// Tensor `last` gets the name of tensor `same_as`.
+std::string ManySafetensors(size_t count, size_t same_as) {
+  std::string header = "{";
+  for (size_t i = 0; i < count; ++i) {
+    if (i > 0) header += ',';
+    header +=
+        testing::TensorJson(NameOf(i + 1 == count ? same_as : i), "BF16", "[1]", 2 * i, 2 * i + 2);
+  }
+  return testing::Safetensors(header + "}", 2 * count);
+}
+
+std::string ManyGguf(size_t count, size_t same_as) {
+  GgufBuilder file;
+  for (size_t i = 0; i < count; ++i) file.Tensor(NameOf(i + 1 == count ? same_as : i), {8}, 0, 32);
+  return file.Build();
+}
+
+using Make = std::string (*)(size_t count, size_t same_as);
+
+class ScaleTest : public ::testing::TestWithParam<Make> {
+ protected:
+  static double ThreadSeconds() {
+    timespec now{};
+    ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  }
+  // The best of a few runs.
+  static double SecondsToRead(size_t count) {
+    MemoryFiles files({{"m", GetParam()(count, count - 1)}});
+    double best = 1e9;
+    for (int i = 0; i < 5; ++i) {
+      const double start = ThreadSeconds();
+      EXPECT_TRUE(ReadModel("m", files).ok());
+      best = std::min(best, ThreadSeconds() - start);
+    }
+    return best;
+  }
+};
+
+TEST_P(ScaleTest, AllTensorsAreThere) {
+  MemoryFiles files({{"m", GetParam()(kMany, kMany - 1)}});
+  auto index = ReadModel("m", files);
+  ASSERT_TRUE(index.ok()) << index.status();
+  ASSERT_EQ(index->size(), kMany);
+  const TensorInfo first = index->at(0);
+  for (size_t i = 0; i < kMany; ++i) {
+    const TensorInfo tensor = index->at(i);
+    ASSERT_EQ(tensor.name, NameOf(i));
+    ASSERT_EQ(tensor.shape.size(), 1u);
+    ASSERT_EQ(tensor.offset, first.offset + i * first.nbytes);
+    ASSERT_EQ(tensor.nbytes, first.nbytes);
+  }
+}
+
+TEST_P(ScaleTest, ADuplicateAmongAllIsFound) {
+  MemoryFiles files({{"m", GetParam()(kMany, 7)}});
+  auto index = ReadModel("m", files);
+  ASSERT_FALSE(index.ok());
+  EXPECT_THAT(std::string(index.status().message()), HasSubstr("'" + NameOf(7) + "'"));
+}
+
+TEST_P(ScaleTest, MemoryIsInProportionToTheHeader) {
+  const std::string bytes = GetParam()(kMany, kMany - 1);
+  const uint64_t header_bytes = bytes.size();
+  MemoryFiles files({{"m", bytes}});
+  const uint64_t before = allocated_bytes.load();
+  ASSERT_TRUE(ReadModel("m", files).ok());
+  // All that was ever asked for, freed or not.
+  EXPECT_LT(allocated_bytes.load() - before, 8 * header_bytes);
+}
+
+TEST_P(ScaleTest, WorkGrowsWithTheTensorsNotWithTheirSquare) {
+  const double fewer = SecondsToRead(kFewer);
+  const double many = SecondsToRead(kMany);
+  EXPECT_LT(many, 40 * fewer) << many << " s against " << fewer << " s";
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, ScaleTest, ::testing::Values(&ManySafetensors, &ManyGguf),
+                         [](const auto& param) {
+                           return param.index == 0 ? "Safetensors" : "Gguf";
+                         });
+
+TEST(AllocationTest, HugeCountsAllocateNothing) {
+  const std::string counts = testing::Le<uint64_t>(uint64_t{1} << 40);
+  for (const std::string& bytes :
+       {"GGUF" + testing::Le(3u) + counts + counts + std::string(100, 'x'),
+        "GGUF" + testing::Le(3u) + testing::Le<uint64_t>(0) + counts + std::string(100, 'x'),
+        GgufBuilder().Key("k", 9, testing::Le(4u) + counts).Build(),
+        GgufBuilder().Key("k", 9, testing::Le(8u) + counts).Build(),
+        GgufBuilder().Key("k", 8, counts).Build(), testing::Le<uint64_t>(99'999'999) + "{}"}) {
+    MemoryFiles files({{"m.gguf", bytes}});
+    const uint64_t before = allocated_bytes.load();
+    EXPECT_FALSE(ReadModel("m.gguf", files).ok());
+    EXPECT_LT(allocated_bytes.load() - before, 64u << 10);
+  }
+}
+
+}  // namespace
+}  // namespace modelhost

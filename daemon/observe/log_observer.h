@@ -1,0 +1,60 @@
+// Writes one log line for each event of the registry. Control thread only.
+//
+//   info     load, unload, label_moved, draining, drained, operation (start and end), ready,
+//   version
+//            (phase and health changes), scan
+//   debug    lease, session, attach
+//   warning  refused, failed loads, operations and integrity checks, a version that is not OK
+//   error    invalid_transition
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "daemon/observe/logger.h"
+#include "daemon/registry/events.h"
+
+namespace modelhost {
+
+class LogObserver final : public Observer {
+ public:
+  // `logger` outlives this.
+  explicit LogObserver(Logger& logger) : logger_(logger) {}
+
+  void OnVersion(const VersionSnapshot& version) override;
+  void OnVersionGone(const VersionKey& key) override;
+  void OnLoadFinished(const VersionKey& key, const LoadReport& report, const absl::Status& status,
+                      const std::string& phase) override;
+  void OnUnloaded(const VersionKey& key, absl::Duration took) override;
+  void OnLabelsMoved(std::span<const LabelChange> changes, absl::Duration flip) override;
+  void OnDraining(const VersionKey& key) override;
+  void OnDrained(const VersionKey& key, absl::Duration took, bool deadline) override;
+  void OnLease(const Lease& lease, LeaseChange change) override;
+  void OnAttach(const std::string& model, const std::string& transport, absl::Duration took,
+                const absl::Status& status) override;
+  void OnSession(const Session& session, bool began, const std::string& why) override;
+  void OnOperation(const OperationSnapshot& operation) override;
+  void OnIntegrityCheck(const std::string& model, const std::string& kind,
+                        const absl::Status& status) override;
+  void OnRefused(const Peer& peer, const std::string& what) override;
+  void OnReady(bool ready) override;
+  void OnInvalidTransition(const VersionKey& key, Phase from, Phase to) override;
+  void OnScan(uint64_t added, uint64_t invalid) override;
+
+ private:
+  struct Seen {
+    Phase phase = Phase::kStaged;
+    Health health = Health::kOk;
+    HealthReason reason = HealthReason::kNone;
+    std::string invalid;
+    friend bool operator==(const Seen&, const Seen&) = default;
+  };
+
+  Logger& logger_;
+  // What was last said, so that a change is said once.
+  std::map<VersionKey, Seen> versions_;
+  std::map<OperationId, OperationState> operations_;  // Unfinished ones.
+  uint64_t scan_invalid_ = 0;
+};
+
+}  // namespace modelhost

@@ -1,0 +1,386 @@
+#include "daemon/publish/index_writer.h"
+
+#include <algorithm>
+#include <bit>
+#include <compare>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/platform/errno_status.h"
+#include "proto/abi/version_index.h"
+
+namespace modelhost {
+namespace {
+
+constexpr uint64_t kMaxCount = std::numeric_limits<uint32_t>::max() - 1;
+constexpr int kMaxAlignmentLog2 = 21;  // 2 MiB: regions are mapped at that.
+
+absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
+
+// The string table while it grows. Offsets are 32-bit: Add past the end is remembered, and ok()
+// then says so, once for all.
+class Strings {
+ public:
+  void Reserve(size_t bytes) { text_.reserve(bytes); }
+
+  abi::StringRef Add(std::string_view text) {
+    if (text_.size() + text.size() + 1 > std::numeric_limits<uint32_t>::max()) {
+      overflow_ = true;
+      return {};
+    }
+    const abi::StringRef ref{static_cast<uint32_t>(text_.size()),
+                             static_cast<uint32_t>(text.size())};
+    text_.append(text);
+    text_.push_back('\0');
+    return ref;
+  }
+
+  // One copy of a text that many entries have. `text` outlives this object.
+  abi::StringRef Share(std::string_view text) {
+    const auto [at, is_new] = shared_.try_emplace(text);
+    if (is_new) at->second = Add(text);
+    return at->second;
+  }
+
+  bool ok() const { return !overflow_; }
+  const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+  std::unordered_map<std::string_view, abi::StringRef> shared_;
+  bool overflow_ = false;
+};
+
+// A tensor's place among all: what the sort needs, and nothing else.
+struct Place {
+  std::string_view name;
+  uint32_t component = 0;  // Number in the index; components are sorted by name.
+  uint32_t number = 0;     // In its component.
+};
+
+bool Before(const Place& a, const Place& b) {
+  if (const auto order = a.name <=> b.name; order != 0) return order < 0;
+  return a.component < b.component;
+}
+
+class Layout {
+ public:
+  Layout(const ResidentVersion& version, const std::vector<ComponentIndex>& components)
+      : version_(version), manifest_(*version.manifest) {
+    for (const ComponentIndex& component : components) components_.push_back(&component);
+    std::ranges::sort(components_, {}, [](const ComponentIndex* c) -> const std::string& {
+      return c->name;
+    });
+  }
+
+  absl::StatusOr<SealedRegion> Build() {
+    for (auto step : {&Layout::CheckParts, &Layout::MapFiles, &Layout::Sort, &Layout::FillTensors,
+                      &Layout::FillRest, &Layout::CheckCounts}) {
+      if (auto status = (this->*step)(); !status.ok()) return status;
+    }
+    return Write();
+  }
+
+ private:
+  std::string Name() const { return absl::StrCat(manifest_.model, "@", manifest_.version); }
+
+  absl::Status CheckParts();
+  absl::Status MapFiles();
+  absl::Status Sort();
+  absl::Status FillTensors();
+  absl::StatusOr<abi::TensorEntry> Tensor(const Place& place, const TensorInfo& info);
+  absl::Status FillRest();
+  void FillBuckets();
+  void FillMetadata();
+  absl::Status CheckCounts();
+  absl::StatusOr<SealedRegion> Write();
+
+  const ResidentVersion& version_;
+  const Manifest& manifest_;
+  std::vector<const ComponentIndex*> components_;  // By name: the order of the index.
+  // Of each component's files(): their number in the manifest; kNone when it is not there.
+  std::vector<std::vector<uint32_t>> file_numbers_;
+  std::vector<Place> places_;  // Sorted.
+  std::vector<bool> eager_;    // By region.
+
+  std::vector<abi::TensorEntry> tensors_;
+  std::vector<uint32_t> buckets_;
+  std::vector<int64_t> dims_;
+  std::vector<abi::FileEntry> files_;
+  std::vector<abi::RegionEntry> regions_;
+  std::vector<abi::ComponentEntry> component_entries_;
+  std::vector<abi::MetadataEntry> metadata_;
+  Strings strings_;
+  abi::StringRef format_{};
+};
+
+absl::Status Layout::CheckParts() {
+  const auto broken = [&](absl::string_view why) {
+    return absl::InternalError(absl::StrCat("index of ", Name(), ": ", why));
+  };
+  if (version_.file_regions.size() != manifest_.files.size()) {
+    return broken("not every file has a region");
+  }
+  for (const uint32_t region : version_.file_regions) {
+    if (region >= version_.regions.size()) return broken("a file without a region");
+  }
+  eager_.resize(version_.regions.size());
+  for (const uint32_t region : version_.eager) {
+    if (region >= version_.regions.size()) return broken("an unknown region is eager");
+    eager_[region] = true;
+  }
+  if (!std::ranges::is_sorted(manifest_.files, {}, &ManifestFile::path)) {
+    return broken("the manifest's files are not sorted");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Layout::MapFiles() {
+  for (const ComponentIndex* component : components_) {
+    std::vector<uint32_t>& numbers = file_numbers_.emplace_back();
+    for (const std::string& file : component->index.files()) {
+      const auto at = std::ranges::lower_bound(manifest_.files, file, {}, &ManifestFile::path);
+      const bool found = at != manifest_.files.end() && at->path == file;
+      numbers.push_back(found ? static_cast<uint32_t>(at - manifest_.files.begin()) : abi::kNone);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Layout::Sort() {
+  uint64_t count = 0;
+  for (const ComponentIndex* component : components_) count += component->index.size();
+  if (count > kMaxCount) {
+    return absl::ResourceExhaustedError(absl::StrCat("index of ", Name(), ": ", count,
+                                                     " tensors, at most ", kMaxCount, " fit"));
+  }
+  places_.reserve(count);
+  size_t name_bytes = 0;
+  for (uint32_t c = 0; c < components_.size(); ++c) {
+    const TensorIndex& index = components_[c]->index;
+    for (uint32_t i = 0; i < index.size(); ++i) {
+      places_.push_back({index.at(i).name, c, i});
+      name_bytes += places_.back().name.size() + 1;
+    }
+  }
+  strings_.Reserve(name_bytes + 4096);
+  // Many writers store tensors by name already.
+  if (!std::ranges::is_sorted(places_, Before)) std::ranges::sort(places_, Before);
+  const auto twice = std::ranges::adjacent_find(
+      places_, [](const Place& a, const Place& b) { return !Before(a, b) && !Before(b, a); });
+  if (twice != places_.end()) {
+    return absl::InvalidArgumentError(absl::StrCat("index of ", Name(), ": tensor ",
+                                                   View(twice->name), " is twice in component ",
+                                                   components_[twice->component]->name));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<abi::TensorEntry> Layout::Tensor(const Place& place, const TensorInfo& info) {
+  const ComponentIndex& component = *components_[place.component];
+  const auto bad = [&](const auto&... why) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("index of ", Name(), ": tensor ", View(info.name), ": ", why...));
+  };
+  if (info.file >= file_numbers_[place.component].size()) return bad("no file number ", info.file);
+  const uint32_t file = file_numbers_[place.component][info.file];
+  if (file == abi::kNone) {
+    return bad("its file ", component.index.files()[info.file], " is not in the version");
+  }
+  if (info.shape.size() > abi::kMaxRank) {
+    return bad(info.shape.size(), " dimensions, at most ", abi::kMaxRank, " fit");
+  }
+  if (!info.strides.empty() && info.strides.size() != info.shape.size()) {
+    return bad(info.strides.size(), " strides for ", info.shape.size(), " dimensions");
+  }
+  abi::TensorEntry entry{};
+  entry.name = strings_.Add(info.name);
+  entry.region_offset = info.offset;
+  entry.nbytes = info.nbytes;
+  entry.device_segment = abi::kNone;
+  entry.region = version_.file_regions[file];
+  entry.file = file;
+  entry.component = place.component;
+  entry.dtype = static_cast<uint16_t>(info.dtype);
+  entry.rank = static_cast<uint16_t>(info.shape.size());
+  entry.shape = static_cast<uint32_t>(dims_.size());
+  dims_.insert(dims_.end(), info.shape.begin(), info.shape.end());
+  entry.strides = abi::kNone;
+  if (!info.strides.empty()) {
+    entry.strides = static_cast<uint32_t>(dims_.size());
+    dims_.insert(dims_.end(), info.strides.begin(), info.strides.end());
+    entry.flags |= abi::kTensorStrided;
+  }
+  if (dims_.size() > kMaxCount) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("index of ", Name(), ": more than ", kMaxCount, " dimensions in all"));
+  }
+  const abi::DTypeInfo* dtype = abi::FindDType(info.dtype);
+  entry.block_elements = dtype == nullptr ? uint16_t{1} : dtype->block_elements;
+  entry.block_bytes = dtype == nullptr ? 0 : dtype->block_bytes;
+  entry.alignment_log2 =
+      static_cast<uint8_t>(std::min(std::countr_zero(info.offset), kMaxAlignmentLog2));
+  if (!info.mappable) {
+    entry.reason = strings_.Share(info.reason);
+    return entry;
+  }
+  const uint64_t region_bytes = version_.regions[entry.region]->bytes();
+  if (info.nbytes > region_bytes || info.offset > region_bytes - info.nbytes) {
+    return bad("bytes ", info.offset, " to ", info.offset, " + ", info.nbytes, " of ",
+               manifest_.files[file].path, ", which has ", region_bytes);
+  }
+  if (!eager_[entry.region]) {
+    return absl::InternalError(absl::StrCat("index of ", Name(), ": ", manifest_.files[file].path,
+                                            " has tensors and is not sent with a grant"));
+  }
+  entry.flags |= abi::kTensorMappable;
+  return entry;
+}
+
+absl::Status Layout::FillTensors() {
+  tensors_.reserve(places_.size());
+  dims_.reserve(places_.size() * 2);
+  for (const Place& place : places_) {
+    auto entry = Tensor(place, components_[place.component]->index.at(place.number));
+    if (!entry.ok()) return entry.status();
+    tensors_.push_back(*entry);
+  }
+  FillBuckets();
+  return absl::OkStatus();
+}
+
+void Layout::FillBuckets() {
+  if (places_.empty()) return;
+  // At most half full, so that a name that is not there is known after a step or two.
+  buckets_.resize(std::bit_ceil(places_.size() * 2));
+  const size_t mask = buckets_.size() - 1;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    size_t at = abi::HashName(places_[i].name) & mask;
+    while (buckets_[at] != 0) at = (at + 1) & mask;
+    buckets_[at] = static_cast<uint32_t>(i + 1);
+  }
+}
+
+absl::Status Layout::FillRest() {
+  for (size_t i = 0; i < manifest_.files.size(); ++i) {
+    const ManifestFile& file = manifest_.files[i];
+    abi::FileEntry entry{};
+    entry.path = strings_.Add(file.path);
+    entry.role = strings_.Share(file.role);
+    entry.bytes = file.bytes;
+    std::ranges::copy(file.sha256.bytes, entry.digest);
+    entry.region = version_.file_regions[i];
+    files_.push_back(entry);
+  }
+  for (size_t i = 0; i < version_.regions.size(); ++i) {
+    const HostRegion& region = *version_.regions[i];
+    abi::RegionEntry entry{};
+    entry.bytes = region.bytes();
+    std::ranges::copy(region.digest().bytes, entry.digest);
+    entry.kind = static_cast<uint32_t>(region.kind());
+    entry.eager = eager_[i] ? 1 : 0;
+    regions_.push_back(entry);
+  }
+  std::optional<std::string_view> format;
+  for (const ComponentIndex* component : components_) {
+    const std::string& own = component->index.format();
+    component_entries_.push_back({strings_.Add(component->name), strings_.Share(own)});
+    format = !format.has_value() || *format == own ? own : std::string_view("mixed");
+  }
+  format_ = strings_.Share(format.value_or(""));
+  FillMetadata();
+  return absl::OkStatus();
+}
+
+void Layout::FillMetadata() {
+  const auto with_metadata =
+      std::ranges::count_if(components_, [](const ComponentIndex* component) {
+        return !component->index.metadata().empty();
+      });
+  std::vector<std::pair<std::string, std::string_view>> items;
+  for (const ComponentIndex* component : components_) {
+    for (const MetadataItem& item : component->index.metadata()) {
+      items.emplace_back(
+          with_metadata > 1 ? absl::StrCat(component->name, "/", item.key) : item.key, item.value);
+    }
+  }
+  std::ranges::stable_sort(items, {}, &std::pair<std::string, std::string_view>::first);
+  for (const auto& [key, value] : items) {
+    const abi::StringRef key_ref = strings_.Add(key);
+    metadata_.push_back({key_ref, strings_.Add(value)});
+  }
+}
+
+absl::Status Layout::CheckCounts() {
+  if (!strings_.ok()) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "index of ", Name(), ": names and metadata are more than 4 GiB"));
+  }
+  if (files_.size() > kMaxCount || metadata_.size() > kMaxCount) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("index of ", Name(), ": too many files or metadata items"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<SealedRegion> Layout::Write() {
+  abi::IndexHeader header{};
+  uint64_t end = sizeof(header);
+  const auto place = [&](const auto& table) {
+    const abi::TableRef ref{end, table.size()};
+    end += (table.size() * sizeof(table[0]) + 7) / 8 * 8;
+    return ref;
+  };
+  header.magic = abi::kIndexMagic;
+  header.abi_version = abi::kIndexAbi;
+  header.header_bytes = sizeof(header);
+  header.version = manifest_.version;
+  manifest_.model.copy(header.model, abi::kMaxNameLength);
+  std::ranges::copy(manifest_.digest.bytes, header.digest);
+  header.format = format_;
+  header.tensors = place(tensors_);
+  header.buckets = place(buckets_);
+  header.dims = place(dims_);
+  header.files = place(files_);
+  header.regions = place(regions_);
+  header.components = place(component_entries_);
+  header.metadata = place(metadata_);
+  header.strings = place(strings_.text());
+  header.index_bytes = end;
+
+  auto memory = WritableRegion::Create("modelhost-index", end, HugePages::kOff);
+  if (!memory.ok()) return ToStatus(memory.error(), absl::StrCat("index of ", Name()));
+  std::byte* const base = memory->bytes().data();
+  const auto copy = [&](const abi::TableRef& ref, const auto& table) {
+    if (!table.empty()) {
+      std::memcpy(base + ref.offset, table.data(), table.size() * sizeof(table[0]));
+    }
+  };
+  copy(header.tensors, tensors_);
+  copy(header.buckets, buckets_);
+  copy(header.dims, dims_);
+  copy(header.files, files_);
+  copy(header.regions, regions_);
+  copy(header.components, component_entries_);
+  copy(header.metadata, metadata_);
+  copy(header.strings, strings_.text());
+  std::memcpy(base, &header, sizeof(header));
+  auto sealed = std::move(*memory).Seal();
+  if (!sealed.ok()) return ToStatus(sealed.error(), absl::StrCat("index of ", Name()));
+  return *std::move(sealed);
+}
+
+}  // namespace
+
+absl::StatusOr<SealedRegion> IndexWriter::Build(const ResidentVersion& version,
+                                                const std::vector<ComponentIndex>& components) {
+  return Layout(version, components).Build();
+}
+
+}  // namespace modelhost

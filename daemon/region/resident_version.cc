@@ -1,0 +1,18 @@
+#include "daemon/region/resident_version.h"
+
+namespace modelhost {
+
+// Files with one digest share an entry of `regions`, so each is there once.
+uint64_t ResidentVersion::host_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& region : regions) bytes += region->bytes();
+  return bytes;
+}
+
+uint64_t ResidentVersion::locked_bytes() const {
+  uint64_t bytes = 0;
+  for (const auto& region : regions) bytes += region->locked_bytes();
+  return bytes;
+}
+
+}  // namespace modelhost

@@ -1,0 +1,37 @@
+// What the files of a version hold: its weight sets, found and indexed in the mapped bytes.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "daemon/format/tensor_index.h"
+#include "daemon/store/manifest.h"
+
+namespace modelhost {
+
+// What the index builder is told about one weight set.
+struct ComponentIndex {
+  std::string name;
+  TensorIndex index;
+};
+
+struct VersionContents {
+  std::vector<ComponentIndex> components;
+  std::string format;  // "mixed" when components differ; empty without any.
+  uint64_t tensor_count = 0;
+  uint64_t tensor_bytes = 0;
+  std::vector<uint32_t> eager;  // Regions that hold tensors, in the order of their first tensor.
+  std::vector<std::string> warnings;
+};
+
+// `files[i]` are the bytes of manifest.files[i], `regions[i]` the number of its region. `where` is
+// put before errors. A file that is truncated while it is parsed is DATA_LOSS, never a signal;
+// otherwise the errors of format_reader.h.
+absl::StatusOr<VersionContents> ReadContents(const Manifest& manifest, const std::string& where,
+                                             std::span<const std::span<const std::byte>> files,
+                                             std::span<const uint32_t> regions);
+
+}  // namespace modelhost

@@ -1,0 +1,70 @@
+#include "daemon/registry/lease_table.h"
+
+#include <utility>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+
+namespace modelhost {
+
+SessionId LeaseTable::BeginSession(const Peer& peer, const std::string& transport, absl::Time now) {
+  const SessionId id = next_session_++;
+  sessions_.emplace(id, Session{id, peer, transport, now, {}});
+  return id;
+}
+
+std::vector<Lease> LeaseTable::EndSession(SessionId session) {
+  std::vector<Lease> ended;
+  const auto it = sessions_.find(session);
+  if (it == sessions_.end()) return ended;
+  const std::set<LeaseId> held = std::move(it->second.leases);
+  sessions_.erase(it);
+  for (const LeaseId lease : held) ended.push_back(Take(leases_.find(lease)));
+  return ended;
+}
+
+LeaseId LeaseTable::Grant(SessionId session, const VersionKey& key, const std::string& label,
+                          const std::string& transport, absl::Time now) {
+  const LeaseId id = next_lease_++;
+  leases_.emplace(id, Lease{id, session, key, label, transport, now});
+  sessions_.at(session).leases.insert(id);
+  ++counts_[key];
+  return id;
+}
+
+absl::StatusOr<Lease> LeaseTable::Release(SessionId session, LeaseId lease) {
+  if (Find(session, lease) == nullptr) {
+    return absl::NotFoundError(absl::StrCat("lease ", lease, ": not held by this connection"));
+  }
+  return Evict(lease);
+}
+
+absl::StatusOr<Lease> LeaseTable::Evict(LeaseId lease) {
+  const auto it = leases_.find(lease);
+  if (it == leases_.end()) {
+    return absl::NotFoundError(absl::StrCat("lease ", lease, ": there is none of this number"));
+  }
+  return Take(it);
+}
+
+const Lease* LeaseTable::Find(SessionId session, LeaseId lease) const {
+  const auto it = leases_.find(lease);
+  return it == leases_.end() || it->second.session != session ? nullptr : &it->second;
+}
+
+uint64_t LeaseTable::CountOf(const VersionKey& key) const {
+  const auto it = counts_.find(key);
+  return it == counts_.end() ? 0 : it->second;
+}
+
+Lease LeaseTable::Take(std::map<LeaseId, Lease>::iterator it) {
+  Lease lease = std::move(it->second);
+  leases_.erase(it);
+  if (const auto session = sessions_.find(lease.session); session != sessions_.end()) {
+    session->second.leases.erase(lease.id);
+  }
+  if (const auto count = counts_.find(lease.key); --count->second == 0) counts_.erase(count);
+  return lease;
+}
+
+}  // namespace modelhost

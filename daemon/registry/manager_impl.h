@@ -1,0 +1,236 @@
+// The state behind ModelManager. Included by model_manager.cc and the manager_*.cc files only.
+//
+// Everything here lives on the control thread. Work that blocks goes through OnPool, which hands
+// its result to a continuation on the control thread and is counted, so that Stop knows when all is
+// back.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "daemon/registry/model_manager.h"
+#include "daemon/registry/operation_log.h"
+
+namespace modelhost {
+
+// One version, from the day it was found in the store until it is gone from there and from memory.
+struct VersionRecord {
+  VersionKey key;
+  Phase phase = Phase::kStaged;
+  Health health = Health::kOk;
+  HealthReason health_reason = HealthReason::kNone;
+  absl::Status error;
+  std::optional<Digest> digest;
+  uint64_t file_bytes = 0;
+  absl::Time created;
+  bool on_disk = true;
+
+  std::shared_ptr<const ResidentVersion> resident;  // In READY and DRAINING.
+  std::shared_ptr<CancelToken> cancel;              // In RESERVED and LOADING.
+  LoadProgress progress;
+  absl::Duration load_started;
+
+  // Who wants it READY. Told once, with what came of it.
+  struct Waiter {
+    OperationId operation = 0;  // 0: the daemon itself, for a label.
+    std::function<void(const absl::Status&)> done;
+    bool wants_load = true;  // False: an unload that waits for the load to come to rest.
+  };
+  std::vector<Waiter> waiters;
+
+  uint32_t holds = 0;  // Label moves under way that count on it being READY.
+  absl::Time last_used;
+  TimerId keep_timer = 0;   // keep_previous, while READY without a label.
+  TimerId drain_timer = 0;  // The deadline of an unload.
+  absl::Duration drain_started;
+  OperationId unload = 0;  // The operation that drains it; 0: nobody asked, keep_previous was over.
+  bool drain_deadline_hit = false;
+};
+
+// A change of labels: checked and applied on the control thread, made durable in between on the
+// pool. One at a time, in order.
+struct LabelTransaction {
+  struct Move {
+    std::string model;
+    std::string label;
+    uint64_t to = 0;  // 0: remove.
+    std::optional<uint64_t> if_current;
+    bool record_previous = true;
+  };
+  std::vector<Move> moves;
+  std::function<absl::Status()> still_wanted;
+  struct Done {
+    std::vector<LabelChange> changes;
+    absl::Duration flip;
+  };
+  std::function<void(absl::StatusOr<Done>)> done;
+};
+
+struct PendingAcquire {
+  SessionId session = 0;
+  std::vector<AcquireRef> refs;
+  TimerId timer = 0;
+  absl::Duration received;
+  ModelManager::AcquireDone done;
+};
+
+struct PendingUpload {
+  UploadTicket ticket{};
+  uint32_t uid = 0;
+  PublishRequest request;
+  std::vector<UniqueFd> fds;
+  TimerId timer = 0;
+};
+
+struct PendingSwap {
+  SwapRequest request;
+  OperationId operation = 0;
+  size_t not_ready = 0;
+  absl::Status failure;
+  bool flipping = false;
+  absl::Duration longest_load;
+  std::map<VersionKey, LoadProgress> progress;
+};
+
+struct ModelBook {
+  ModelPolicy file_policy;
+  std::string policy_error;
+  EffectivePolicy policy;
+  std::shared_ptr<const AccessPolicy> access;  // Null: the daemon's.
+  std::vector<ScannedVersion> invalid;
+  std::deque<EventRecord> events;
+};
+
+struct ModelManager::Impl {
+  Impl(Deps deps_in, ManagerOptions options_in, LabelFile labels_in);
+
+  // --- model_manager.cc
+  // Runs `work` on the pool and then `then(result)` on the control thread.
+  template <typename Work, typename Then>
+  void OnPool(Work work, Then then) {
+    ++inflight;
+    deps.pool.Post([this, work = std::move(work), then = std::move(then)]() mutable {
+      auto result = work();
+      deps.loop.Post([this, then = std::move(then), result = std::move(result)]() mutable {
+        then(std::move(result));
+        --inflight;
+        MaybeStopped();
+      });
+    });
+  }
+  void Tell(const std::function<void(Observer&)>& what);
+  void Note(const VersionKey& key, const std::string& what, const std::string& detail);
+  ModelBook& Book(const std::string& model);
+  const EffectivePolicy& PolicyOf(const std::string& model);
+  VersionRecord* Find(const VersionKey& key);
+  const VersionRecord* Find(const VersionKey& key) const;
+  std::vector<std::string> LabelsOf(const VersionKey& key) const;
+  VersionSnapshot Snapshot(const VersionRecord& record) const;
+  ModelSnapshot SnapshotModel(const std::string& name, const ModelBook& book) const;
+  void Changed(const VersionRecord& record);
+  void UpdateReady();
+  std::vector<std::string> NotReadyReasons() const;
+  void MaybeStopped();
+  absl::Status NoSuchModel(const std::string& model) const;
+  absl::Status NoSuchVersion(const VersionKey& key) const;
+
+  // --- manager_loads.cc
+  bool Move(VersionRecord& record, Phase to);
+  // Makes the version READY; `waiter.done` runs once, maybe before this returns.
+  void EnsureReady(const VersionKey& key, VersionRecord::Waiter waiter);
+  void StartLoad(VersionRecord& record);
+  void OnLoadProgress(const VersionKey& key, const LoadProgress& progress);
+  void FinishLoad(const VersionKey& key,
+                  absl::StatusOr<std::shared_ptr<const ResidentVersion>> loaded);
+  bool WaitForRoom(VersionRecord& record);
+  absl::Status WithHolders(const absl::Status& status) const;
+  void TellWaiters(VersionRecord& record, const absl::Status& status);
+  void DropWaiters(OperationId operation, const absl::Status& why);
+  void CancelLoad(VersionRecord& record);
+  // After a label or lease went: starts or stops the keep_previous clock.
+  void ReviewKeeping(VersionRecord& record);
+  void BeginDrain(VersionRecord& record, OperationId unload);
+  void StopDrain(VersionRecord& record);
+  void MaybeUnload(VersionRecord& record);
+  void StartUnload(VersionRecord& record, bool deadline);
+  void FinishUnload(const VersionKey& key, absl::Duration started);
+  void ForgetIfGone(const VersionKey& key);
+  void ScheduleHealthCheck();
+  void SetHealth(VersionRecord& record, Health health, HealthReason reason);
+
+  // --- manager_labels.cc
+  void Enqueue(LabelTransaction transaction);
+  void RunNextTransaction();
+  void ApplyTransaction(LabelTransaction& transaction, LabelFile next,
+                        const std::vector<LabelChange>& changes, const absl::Status& saved);
+  uint64_t LabelVersion(const std::string& model, const std::string& label) const;
+  absl::StatusOr<OperationId> StartSwap(SwapRequest request, OperationKind kind, uint32_t by);
+  void SwapTargetReady(OperationId operation, const absl::Status& status);
+  void FlipSwap(OperationId operation);
+  void FinishSwap(OperationId operation, const absl::Status& status);
+  void SupersedeSwaps(const SwapRequest& request, OperationId by);
+  void AnnounceLabels(const VersionRecord& record);
+
+  // --- manager_grants.cc
+  absl::StatusOr<std::vector<Grant>> TryAcquire(SessionId session,
+                                                std::span<const AcquireRef> refs);
+  absl::StatusOr<VersionKey> ResolveRef(const AcquireRef& ref) const;
+  void RetryPendingAcquires();
+  void LeaseEnded(const Lease& lease, LeaseChange change);
+
+  // --- manager_publish.cc
+  void StartStaging(OperationId operation);
+  void FinishPublish(OperationId operation, absl::StatusOr<PublishResult> result);
+  using ScanResult = absl::StatusOr<std::vector<ScannedModel>>;
+  using ScanDone = std::function<void(absl::StatusOr<RescanResult>)>;
+  void ScanAgain(ScanDone done);
+  void RunScan();
+  absl::StatusOr<RescanResult> TakeScan(
+      ScanResult scan, const std::map<std::string, std::shared_ptr<const AccessPolicy>>& access);
+  RescanResult ApplyScan(std::vector<ScannedModel> models);
+  void ApplyScannedVersion(const std::string& model, const ScannedVersion& version,
+                           RescanResult& result);
+
+  Deps deps;
+  ManagerOptions options;
+  LabelFile labels;
+  std::vector<Observer*> observers;
+
+  std::map<VersionKey, VersionRecord> versions;
+  std::map<std::string, ModelBook> models;
+  LeaseTable leases;
+  OperationLog operations;
+
+  std::deque<LabelTransaction> transactions;
+  bool saving_labels = false;
+  std::map<OperationId, PendingSwap> swaps;
+  std::map<OperationId, PendingUpload> uploads;
+  struct RunningPublish {
+    PublishRequest request;
+    std::shared_ptr<CancelToken> cancel;
+  };
+  std::map<OperationId, RunningPublish> publishes;
+  std::map<OperationId, std::shared_ptr<CancelToken>> verifies;
+  std::map<uint64_t, PendingAcquire> pending_acquires;
+  uint64_t next_pending = 1;
+  std::vector<VersionKey> waiting_for_room;
+
+  absl::Time started_wall;
+  std::string store_error;
+  bool scanning = false;
+  std::vector<ScanDone> scan_waiters;
+  bool scanned = false;
+  bool stopping = false;
+  bool was_ready = false;
+  TimerId health_timer = 0;
+  uint64_t inflight = 0;
+  uint64_t invalid_transitions = 0;
+  Task on_stopped;
+};
+
+}  // namespace modelhost

@@ -1,0 +1,84 @@
+// Looking at operations, and stopping them.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/registry/manager_impl.h"
+
+namespace modelhost {
+
+absl::StatusOr<OperationSnapshot> ModelManager::GetOperation(OperationId operation) const {
+  const OperationSnapshot* found = impl_->operations.Find(operation);
+  if (found == nullptr) {
+    return absl::NotFoundError(
+        absl::StrCat("op-", operation, ": no such operation (`modelctl ops ls`)"));
+  }
+  return *found;
+}
+
+std::vector<OperationSnapshot> ModelManager::ListOperations() const {
+  return impl_->operations.List();
+}
+
+absl::Status ModelManager::CancelOperation(OperationId operation) {
+  Impl& impl = *impl_;
+  const OperationSnapshot* found = impl.operations.Find(operation);
+  if (found == nullptr) return GetOperation(operation).status();
+  const std::string name = absl::StrCat("op-", operation);
+  if (found->finished_state()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name, ": already ", OperationStateName(found->state)));
+  }
+  const absl::Status cancelled = absl::CancelledError(absl::StrCat(name, ": cancelled"));
+  switch (found->kind) {
+    case OperationKind::kLoad:
+      impl.DropWaiters(operation, cancelled);
+      return absl::OkStatus();
+    case OperationKind::kSwap:
+    case OperationKind::kRollback: {
+      const auto it = impl.swaps.find(operation);
+      if (it != impl.swaps.end() && it->second.flipping) {
+        return absl::FailedPreconditionError(
+            absl::StrCat(name, ": its labels are being written, it cannot be stopped any more"));
+      }
+      impl.FinishSwap(operation, cancelled);
+      return absl::OkStatus();
+    }
+    case OperationKind::kPublish:
+      if (const auto it = impl.uploads.find(operation); it != impl.uploads.end()) {
+        impl.deps.loop.CancelTimer(it->second.timer);
+        impl.uploads.erase(it);
+        impl.operations.Finish(operation, cancelled);
+      } else if (const auto running = impl.publishes.find(operation);
+                 running != impl.publishes.end()) {
+        running->second.cancel->Cancel();
+      }
+      return absl::OkStatus();
+    case OperationKind::kVerify:
+      if (const auto it = impl.verifies.find(operation); it != impl.verifies.end()) {
+        it->second->Cancel();
+      }
+      return absl::OkStatus();
+    case OperationKind::kUnload:
+      for (auto& [key, record] : impl.versions) {
+        if (record.unload == operation && record.phase == Phase::kDraining) {
+          record.unload = 0;
+          impl.StopDrain(record);
+          impl.operations.Finish(operation, cancelled);
+          return absl::OkStatus();
+        }
+      }
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": the memory is being freed, it cannot be stopped any more"));
+  }
+  return absl::InternalError("an operation of no known kind");
+}
+
+absl::StatusOr<ModelManager::OperationWatch> ModelManager::SubscribeOperation(
+    OperationId operation, std::function<void(const OperationSnapshot&)> on_change) {
+  if (impl_->operations.Find(operation) == nullptr) return GetOperation(operation).status();
+  return impl_->operations.Watch(operation, std::move(on_change));
+}
+
+void ModelManager::UnsubscribeOperation(OperationWatch watch) { impl_->operations.Unwatch(watch); }
+
+}  // namespace modelhost

@@ -1,0 +1,304 @@
+#include "daemon/registry/model_manager.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/registry/manager_impl.h"
+#include "daemon/registry/swap_policy.h"
+
+namespace modelhost {
+namespace {
+
+constexpr size_t kEventsPerModel = 64;
+
+}  // namespace
+
+ModelManager::Impl::Impl(Deps deps_in, ManagerOptions options_in, LabelFile labels_in)
+    : deps(deps_in),
+      options(std::move(options_in)),
+      labels(std::move(labels_in)),
+      operations(deps_in.clock, [this](const OperationSnapshot& operation) {
+        Tell([&](Observer& observer) { observer.OnOperation(operation); });
+      }) {}
+
+ModelManager::ModelManager(Deps deps, ManagerOptions options, LabelFile labels)
+    : impl_(std::make_unique<Impl>(deps, std::move(options), std::move(labels))) {}
+
+ModelManager::~ModelManager() = default;
+
+void ModelManager::AddObserver(Observer* observer) { impl_->observers.push_back(observer); }
+
+void ModelManager::Start() {
+  impl_->deps.loop.Post([impl = impl_.get()] {
+    impl->started_wall = impl->deps.clock.Wall();
+    for (const auto& [name, policy] : impl->options.model_policies) impl->Book(name);
+    impl->ScanAgain([impl](const absl::StatusOr<RescanResult>&) {
+      // What the labels name was READY when they were written: load it again, then announce it.
+      for (const auto& [name, record] : impl->labels.labels) {
+        if (record.version == 0) continue;
+        const VersionKey key{name.first, record.version};
+        impl->Book(key.model);
+        impl->EnsureReady(key, {0, [impl](const absl::Status&) { impl->UpdateReady(); }});
+      }
+      impl->UpdateReady();
+    });
+    impl->ScheduleHealthCheck();
+  });
+}
+
+void ModelManager::Stop(Task done) {
+  Impl& impl = *impl_;
+  impl.stopping = true;
+  impl.on_stopped = std::move(done);
+  if (impl.health_timer != 0) impl.deps.loop.CancelTimer(impl.health_timer);
+  const absl::Status stopping =
+      absl::UnavailableError("the daemon is stopping (connect again when it is back)");
+  auto pending = std::exchange(impl.pending_acquires, {});
+  for (auto& [id, acquire] : pending) {
+    impl.deps.loop.CancelTimer(acquire.timer);
+    acquire.done(stopping);
+  }
+  for (auto& [key, record] : impl.versions) {
+    if (record.cancel != nullptr) record.cancel->Cancel();
+  }
+  for (auto& [id, publish] : impl.publishes) publish.cancel->Cancel();
+  for (auto& [id, cancel] : impl.verifies) cancel->Cancel();
+  impl.UpdateReady();
+  impl.MaybeStopped();
+}
+
+void ModelManager::Impl::MaybeStopped() {
+  if (stopping && inflight == 0 && on_stopped) std::exchange(on_stopped, nullptr)();
+}
+
+void ModelManager::Impl::Tell(const std::function<void(Observer&)>& what) {
+  for (Observer* observer : observers) what(*observer);
+}
+
+void ModelManager::Impl::Note(const VersionKey& key, const std::string& what,
+                              const std::string& detail) {
+  auto& events = Book(key.model).events;
+  events.push_back({deps.clock.Wall(), what, key.model, key.version, detail});
+  if (events.size() > kEventsPerModel) events.pop_front();
+}
+
+ModelBook& ModelManager::Impl::Book(const std::string& model) {
+  const auto [it, added] = models.try_emplace(model);
+  if (added) {
+    const auto policy = options.model_policies.find(model);
+    it->second.policy = modelhost::Resolve(
+        ModelPolicy{}, policy == options.model_policies.end() ? ModelPolicy{} : policy->second);
+  }
+  return it->second;
+}
+
+const EffectivePolicy& ModelManager::Impl::PolicyOf(const std::string& model) {
+  return Book(model).policy;
+}
+
+VersionRecord* ModelManager::Impl::Find(const VersionKey& key) {
+  const auto it = versions.find(key);
+  return it == versions.end() ? nullptr : &it->second;
+}
+
+const VersionRecord* ModelManager::Impl::Find(const VersionKey& key) const {
+  const auto it = versions.find(key);
+  return it == versions.end() ? nullptr : &it->second;
+}
+
+std::vector<std::string> ModelManager::Impl::LabelsOf(const VersionKey& key) const {
+  std::vector<std::string> names;
+  for (auto it = labels.labels.lower_bound({key.model, ""});
+       it != labels.labels.end() && it->first.first == key.model; ++it) {
+    if (it->second.version == key.version) names.push_back(it->first.second);
+  }
+  return names;
+}
+
+VersionSnapshot ModelManager::Impl::Snapshot(const VersionRecord& record) const {
+  VersionSnapshot snapshot;
+  snapshot.key = record.key;
+  snapshot.name = absl::StrCat(record.key.version);
+  snapshot.phase = record.phase;
+  snapshot.health = record.health;
+  snapshot.health_reason = record.health_reason;
+  snapshot.error = record.error;
+  snapshot.labels = LabelsOf(record.key);
+  snapshot.digest = record.digest;
+  snapshot.file_bytes = record.file_bytes;
+  snapshot.created = record.created;
+  snapshot.leases = leases.CountOf(record.key);
+  if (const auto book = models.find(record.key.model); book != models.end()) {
+    snapshot.residency = book->second.policy.residency;
+  }
+  snapshot.load_phase = record.progress.phase;
+  snapshot.load_bytes_done = record.progress.bytes_done;
+  snapshot.load_bytes_total = record.progress.bytes_total;
+  snapshot.resident = record.resident;
+  return snapshot;
+}
+
+ModelSnapshot ModelManager::Impl::SnapshotModel(const std::string& name,
+                                                const ModelBook& book) const {
+  ModelSnapshot snapshot;
+  snapshot.name = name;
+  snapshot.policy = book.policy;
+  snapshot.policy_error = book.policy_error;
+  for (auto it = labels.labels.lower_bound({name, ""});
+       it != labels.labels.end() && it->first.first == name; ++it) {
+    if (it->second.version != 0) snapshot.labels[it->first.second] = it->second;
+  }
+  for (auto it = versions.lower_bound({name, 0}); it != versions.end() && it->first.model == name;
+       ++it) {
+    snapshot.versions.push_back(Snapshot(it->second));
+  }
+  for (const ScannedVersion& invalid : book.invalid) {
+    VersionSnapshot entry;
+    entry.key = {name, invalid.number};
+    entry.name = invalid.name;
+    entry.invalid = invalid.invalid;
+    entry.file_bytes = invalid.bytes;
+    entry.created = invalid.created;
+    snapshot.versions.push_back(std::move(entry));
+  }
+  return snapshot;
+}
+
+void ModelManager::Impl::Changed(const VersionRecord& record) {
+  const VersionSnapshot snapshot = Snapshot(record);
+  Tell([&](Observer& observer) { observer.OnVersion(snapshot); });
+}
+
+std::vector<std::string> ModelManager::Impl::NotReadyReasons() const {
+  if (stopping) return {"stopping"};
+  if (!scanned) return {"the store has not been read yet"};
+  std::vector<std::string> reasons;
+  for (const auto& [name, book] : models) {
+    if (!book.policy.required) continue;
+    const uint64_t version = LabelVersion(name, kDefaultLabel);
+    if (version == 0) {
+      reasons.push_back(
+          absl::StrCat(name, ": required, but its label ", kDefaultLabel, " is not set"));
+      continue;
+    }
+    const VersionRecord* record = Find({name, version});
+    if (record == nullptr) {
+      reasons.push_back(absl::StrCat(name, "@", version, ": required, but not in the store"));
+    } else if (record->resident == nullptr) {
+      reasons.push_back(absl::StrCat(name, "@", version, ": required, but ",
+                                     PhaseName(record->phase), record->error.ok() ? "" : ": ",
+                                     record->error.message()));
+    }
+  }
+  return reasons;
+}
+
+void ModelManager::Impl::UpdateReady() {
+  const bool ready = NotReadyReasons().empty();
+  if (ready == was_ready) return;
+  was_ready = ready;
+  Tell([&](Observer& observer) { observer.OnReady(ready); });
+}
+
+absl::Status ModelManager::Impl::NoSuchModel(const std::string& model) const {
+  std::vector<std::string> names;
+  for (const auto& [name, book] : models) names.push_back(name);
+  const auto nearest = NearestName(model, names);
+  return absl::NotFoundError(absl::StrCat("model ", model, ": not in the store (",
+                                          nearest.has_value()
+                                              ? absl::StrCat("did you mean ", *nearest, "?")
+                                              : "`modelctl ls` shows what is there",
+                                          ")"));
+}
+
+absl::Status ModelManager::Impl::NoSuchVersion(const VersionKey& key) const {
+  const auto book = models.find(key.model);
+  if (book == models.end()) return NoSuchModel(key.model);
+  for (const ScannedVersion& invalid : book->second.invalid) {
+    if (invalid.number == key.version) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(key.ToString(), ": cannot be used as it is on disk: ", invalid.invalid));
+    }
+  }
+  return absl::NotFoundError(absl::StrCat(key.ToString(),
+                                          ": no such version in the store (`modelctl versions ",
+                                          key.model, "` shows them)"));
+}
+
+// --- Looking
+// ---------------------------------------------------------------------------------------
+
+StatusSnapshot ModelManager::Status() const {
+  const Impl& impl = *impl_;
+  StatusSnapshot status;
+  status.epoch = impl.labels.epoch;
+  status.started = impl.started_wall;
+  status.not_ready = impl.NotReadyReasons();
+  status.ready = status.not_ready.empty();
+  status.store_root = impl.deps.store.root();
+  status.store_error = impl.store_error;
+  for (const BudgetPool* pool : {&impl.deps.host, &impl.deps.memlock}) {
+    status.pools.push_back({pool->name(), pool->limit(), pool->reserved()});
+  }
+  switch (impl.options.memlock) {
+    case MemlockPolicy::kRequired:
+      status.memlock_policy = "required";
+      break;
+    case MemlockPolicy::kBestEffort:
+      status.memlock_policy = "best_effort";
+      break;
+    case MemlockPolicy::kOff:
+      status.memlock_policy = "off";
+      break;
+  }
+  status.file_protection = impl.options.file_protection;
+  status.clients = impl.leases.sessions().size();
+  status.leases = impl.leases.leases().size();
+  status.models = impl.models.size();
+  status.invalid_transitions = impl.invalid_transitions;
+  return status;
+}
+
+std::vector<ModelSnapshot> ModelManager::Models() const {
+  std::vector<ModelSnapshot> list;
+  for (const auto& [name, book] : impl_->models) list.push_back(impl_->SnapshotModel(name, book));
+  return list;
+}
+
+absl::StatusOr<ModelSnapshot> ModelManager::Model(const std::string& name) const {
+  const auto it = impl_->models.find(name);
+  if (it == impl_->models.end()) return impl_->NoSuchModel(name);
+  return impl_->SnapshotModel(name, it->second);
+}
+
+absl::StatusOr<VersionSnapshot> ModelManager::Version(const VersionKey& key) const {
+  const VersionRecord* record = impl_->Find(key);
+  if (record == nullptr) return impl_->NoSuchVersion(key);
+  return impl_->Snapshot(*record);
+}
+
+absl::StatusOr<VersionKey> ModelManager::Resolve(const std::string& model,
+                                                 const std::string& label) const {
+  return impl_->ResolveRef({model, label.empty() ? kDefaultLabel : label, 0, Digest{}});
+}
+
+std::vector<Lease> ModelManager::Leases() const {
+  std::vector<Lease> list;
+  for (const auto& [id, lease] : impl_->leases.leases()) list.push_back(lease);
+  return list;
+}
+
+std::vector<Session> ModelManager::Sessions() const {
+  std::vector<Session> list;
+  for (const auto& [id, session] : impl_->leases.sessions()) list.push_back(session);
+  return list;
+}
+
+std::vector<EventRecord> ModelManager::Events(const std::string& model) const {
+  const auto it = impl_->models.find(model);
+  if (it == impl_->models.end()) return {};
+  return {it->second.events.begin(), it->second.events.end()};
+}
+
+}  // namespace modelhost

@@ -1,0 +1,127 @@
+// Leases, policies and the operation log, each alone.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cerrno>
+
+#include "daemon/registry/lease_table.h"
+#include "daemon/registry/operation_log.h"
+#include "daemon/registry/swap_policy.h"
+#include "tests/fakes/manual_clock.h"
+
+namespace modelhost {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+TEST(LeaseTable, ALeaseEndsOnceAndOnlyForItsHolder) {
+  LeaseTable table;
+  const SessionId mine = table.BeginSession({}, "native", absl::UnixEpoch());
+  const SessionId other = table.BeginSession({}, "native", absl::UnixEpoch());
+  const VersionKey key{"planner", 7};
+  const LeaseId lease = table.Grant(mine, key, "stable", "host_file", absl::UnixEpoch());
+  EXPECT_EQ(table.CountOf(key), 1U);
+  EXPECT_EQ(table.Release(other, lease).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(table.CountOf(key), 1U);
+  EXPECT_TRUE(table.Release(mine, lease).ok());
+  EXPECT_EQ(table.CountOf(key), 0U);
+  EXPECT_FALSE(table.Release(mine, lease).ok());
+}
+
+TEST(LeaseTable, ASessionTakesAllItsLeasesAlong) {
+  LeaseTable table;
+  const SessionId session = table.BeginSession({}, "native", absl::UnixEpoch());
+  const SessionId stays = table.BeginSession({}, "native", absl::UnixEpoch());
+  const VersionKey key{"planner", 7};
+  for (int i = 0; i < 3; ++i) table.Grant(session, key, "", "host_file", absl::UnixEpoch());
+  table.Grant(stays, key, "", "host_file", absl::UnixEpoch());
+  EXPECT_EQ(table.EndSession(session).size(), 3U);
+  EXPECT_EQ(table.CountOf(key), 1U);
+  EXPECT_TRUE(table.EndSession(session).empty());
+  EXPECT_EQ(table.leases().size(), 1U);
+}
+
+TEST(LoadFailure, OnlyTheBytesFaultQuarantines) {
+  EXPECT_EQ(ClassifyLoadFailure(absl::DataLossError("digest"), 0), LoadFailure::kBadBytes);
+  EXPECT_EQ(ClassifyLoadFailure(absl::DataLossError("read"), EIO), LoadFailure::kTransient);
+  EXPECT_EQ(ClassifyLoadFailure(absl::InvalidArgumentError("header"), 0), LoadFailure::kBadBytes);
+  EXPECT_EQ(ClassifyLoadFailure(absl::ResourceExhaustedError(""), 0), LoadFailure::kNoRoom);
+  EXPECT_EQ(ClassifyLoadFailure(absl::CancelledError(""), 0), LoadFailure::kCancelled);
+  EXPECT_EQ(ClassifyLoadFailure(absl::NotFoundError(""), ENOENT), LoadFailure::kTransient);
+}
+
+TEST(IfCurrent, ComparesWithWhatIsThereAndNamesIt) {
+  EXPECT_TRUE(CheckIfCurrent("m", "stable", std::nullopt, 3).ok());
+  EXPECT_TRUE(CheckIfCurrent("m", "stable", 3, 3).ok());
+  EXPECT_TRUE(CheckIfCurrent("m", "stable", 0, 0).ok());
+  const absl::Status status = CheckIfCurrent("m", "stable", 2, 3);
+  EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("m:stable is at 3"));
+}
+
+TEST(Eviction, TakesTheLeastRecentlyUsedThatNobodyNeeds) {
+  const auto at = [](int seconds) { return absl::FromUnixSeconds(seconds); };
+  const std::vector<EvictionCandidate> candidates = {
+      {{"a", 1}, Phase::kReady, true, 0, false, at(1)},
+      {{"a", 2}, Phase::kReady, false, 1, false, at(2)},
+      {{"a", 3}, Phase::kLoading, false, 0, false, at(3)},
+      {{"a", 4}, Phase::kReady, false, 0, true, at(4)},
+      {{"a", 6}, Phase::kReady, false, 0, false, at(6)},
+      {{"a", 5}, Phase::kReady, false, 0, false, at(5)},
+  };
+  EXPECT_EQ(ChooseEviction(candidates), (VersionKey{"a", 5}));
+  EXPECT_EQ(ChooseEviction(std::span(candidates).first(4)), std::nullopt);
+}
+
+TEST(NearestName, SuggestsAMisspellingAndNothingFarFetched) {
+  const std::vector<std::string> names = {"planner", "detector"};
+  EXPECT_EQ(NearestName("planer", names), "planner");
+  EXPECT_EQ(NearestName("detektor", names), "detector");
+  EXPECT_EQ(NearestName("speech", names), std::nullopt);
+  EXPECT_EQ(NearestName("x", names), std::nullopt);
+}
+
+TEST(OperationLog, AFinishedOperationIsNotRevivedByLateProgress) {
+  ManualClock clock;
+  std::vector<OperationState> states;
+  OperationLog log(clock,
+                   [&](const OperationSnapshot& operation) { states.push_back(operation.state); });
+  const OperationId id = log.Begin(OperationKind::kLoad, "planner", 7, "", 1000);
+  log.Update(id, [](OperationSnapshot& operation) { operation.bytes_done = 5; });
+  log.Finish(id, absl::DataLossError("bad"));
+  log.Update(id, [](OperationSnapshot& operation) { operation.bytes_done = 6; });
+  log.Finish(id, absl::OkStatus());
+  EXPECT_EQ(log.Find(id)->bytes_done, 5U);
+  EXPECT_EQ(log.Find(id)->status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(states, ElementsAre(OperationState::kRunning, OperationState::kRunning,
+                                  OperationState::kFailed));
+}
+
+TEST(OperationLog, AWatcherSeesThePresentAndEveryChangeUntilItLeaves) {
+  ManualClock clock;
+  OperationLog log(clock, [](const OperationSnapshot&) {});
+  const OperationId id = log.Begin(OperationKind::kSwap, "planner", 7, "stable", 0);
+  std::vector<uint64_t> seen;
+  const uint64_t watch = log.Watch(
+      id, [&](const OperationSnapshot& operation) { seen.push_back(operation.sequence); });
+  log.Update(id, [](OperationSnapshot&) {});
+  log.Unwatch(watch);
+  log.Finish(id, absl::OkStatus());
+  EXPECT_THAT(seen, ElementsAre(1, 2));
+}
+
+TEST(OperationLog, ForgetsWhatIsOldButNeverWhatRuns) {
+  ManualClock clock;
+  OperationLog log(clock, [](const OperationSnapshot&) {});
+  const OperationId running = log.Begin(OperationKind::kLoad, "planner", 1, "", 0);
+  const OperationId done = log.Begin(OperationKind::kLoad, "planner", 2, "", 0);
+  log.Finish(done, absl::OkStatus());
+  clock.Advance(absl::Hours(2));
+  log.Begin(OperationKind::kLoad, "planner", 3, "", 0);
+  EXPECT_NE(log.Find(running), nullptr);
+  EXPECT_EQ(log.Find(done), nullptr);
+}
+
+}  // namespace
+}  // namespace modelhost

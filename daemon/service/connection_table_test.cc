@@ -1,0 +1,161 @@
+#include "daemon/service/connection_table.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <set>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "tests/fakes/manual_clock.h"
+
+namespace modelhost {
+namespace {
+
+constexpr int kFirst = 700;
+constexpr size_t kMany = 1000;
+
+Peer Uid(uint32_t uid) {
+  Peer peer;
+  peer.uid = uid;
+  return peer;
+}
+
+UniqueFd Socket() { return UniqueFd(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)); }
+
+class ConnectionTableTest : public ::testing::Test {
+ protected:
+  ConnectionTable Make(int numbers, size_t most = 100) {
+    return ConnectionTable(clock_, {.first_number = kFirst,
+                                    .last_number = kFirst + numbers - 1,
+                                    .most_connections = most,
+                                    .quarantine = absl::Seconds(30)});
+  }
+  ManualClock clock_;
+};
+
+TEST_F(ConnectionTableTest, GivesEachConnectionANumberOfItsOwn) {
+  ConnectionTable table = Make(10);
+  UniqueFd one = *table.Admit(Socket(), Uid(1), kMany);
+  UniqueFd two = *table.Admit(Socket(), Uid(2), kMany);
+  EXPECT_EQ(one.get(), kFirst);
+  EXPECT_EQ(two.get(), kFirst + 1);
+  EXPECT_EQ(table.Find("fd:700")->uid, 1U);
+  EXPECT_EQ(table.Find("fd:701")->uid, 2U);
+  EXPECT_NE(::fcntl(one.get(), F_GETFD) & FD_CLOEXEC, 0);
+}
+
+TEST_F(ConnectionTableTest, TheOriginalNumberIsClosed) {
+  ConnectionTable table = Make(10);
+  UniqueFd socket = Socket();
+  const int before = socket.get();
+  const UniqueFd moved = *table.Admit(std::move(socket), Uid(1), kMany);
+  EXPECT_EQ(::fcntl(before, F_GETFD), -1);
+}
+
+TEST_F(ConnectionTableTest, KnowsNothingOfOtherNames) {
+  ConnectionTable table = Make(10);
+  const UniqueFd one = *table.Admit(Socket(), Uid(1), kMany);
+  for (const char* name : {"", "fd:", "fd:7", "fd:702", "fd:0700x", "fd:-1", "fd: 700",
+                           "unix:", "ipv4:127.0.0.1:700", "fd:99999999999999"}) {
+    EXPECT_FALSE(table.Find(name).has_value()) << name;
+  }
+}
+
+TEST_F(ConnectionTableTest, AClosedConnectionsNumberDoesNotComeAgainSoon) {
+  ConnectionTable table = Make(4);
+  std::set<int> numbers;
+  for (int i = 0; i < 4; ++i) {
+    const auto one = table.Admit(Socket(), Uid(1), kMany);
+    ASSERT_TRUE(one.ok());
+    numbers.insert(one->get());  // Closes at once.
+    clock_.Advance(absl::Seconds(2));
+  }
+  EXPECT_EQ(numbers.size(), 4U);
+  EXPECT_TRUE(absl::IsResourceExhausted(table.Admit(Socket(), Uid(2), kMany).status()));
+
+  clock_.Advance(absl::Seconds(40));
+  const auto again = table.Admit(Socket(), Uid(2), kMany);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_EQ(table.Find(absl::StrCat("fd:", again->get()))->uid, 2U);
+}
+
+TEST_F(ConnectionTableTest, ALateCallOfAClosedConnectionStillHasItsOwnPeer) {
+  ConnectionTable table = Make(4);
+  { const UniqueFd closed = *table.Admit(Socket(), Uid(1), kMany); }
+  clock_.Advance(absl::Seconds(5));
+  const UniqueFd newer = *table.Admit(Socket(), Uid(0), kMany);
+  EXPECT_NE(newer.get(), kFirst);
+  EXPECT_EQ(table.Find("fd:700")->uid, 1U);
+  // Later it has none, rather than another's.
+  clock_.Advance(absl::Seconds(31));
+  const UniqueFd sweeps = *table.Admit(Socket(), Uid(0), kMany);
+  EXPECT_FALSE(table.Find("fd:700").has_value());
+}
+
+TEST_F(ConnectionTableTest, ARestingNumberIsCountedFromWhenItWasSeenClosed) {
+  ConnectionTable table = Make(2);
+  { const UniqueFd closed = *table.Admit(Socket(), Uid(1), kMany); }
+  clock_.Advance(absl::Seconds(100));  // Nobody looked: it may have closed just now.
+  const UniqueFd other = *table.Admit(Socket(), Uid(2), kMany);
+  EXPECT_TRUE(absl::IsResourceExhausted(table.Admit(Socket(), Uid(3), kMany).status()));
+  clock_.Advance(absl::Seconds(31));
+  EXPECT_TRUE(table.Admit(Socket(), Uid(3), kMany).ok());
+}
+
+TEST_F(ConnectionTableTest, AnOpenConnectionKeepsItsNumberForever) {
+  ConnectionTable table = Make(2);
+  const UniqueFd open = *table.Admit(Socket(), Uid(1), kMany);
+  for (int i = 0; i < 10; ++i) {
+    clock_.Advance(absl::Seconds(70));
+    const auto brief = table.Admit(Socket(), Uid(2), kMany);
+    if (brief.ok()) {
+      EXPECT_EQ(brief->get(), kFirst + 1);
+    }
+    EXPECT_EQ(table.Find("fd:700")->uid, 1U);
+  }
+}
+
+TEST_F(ConnectionTableTest, NumbersThatOthersHaveAreSteppedOver) {
+  const UniqueFd other(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kFirst));
+  ASSERT_EQ(other.get(), kFirst);
+  ConnectionTable table = Make(3);
+  const UniqueFd one = *table.Admit(Socket(), Uid(1), kMany);
+  EXPECT_EQ(one.get(), kFirst + 1);
+  EXPECT_FALSE(table.Find("fd:700").has_value());
+}
+
+TEST_F(ConnectionTableTest, CountsConnectionsOfAUid) {
+  ConnectionTable table = Make(20);
+  std::vector<UniqueFd> open;
+  for (int i = 0; i < 3; ++i) open.push_back(*table.Admit(Socket(), Uid(1), 3));
+  EXPECT_TRUE(absl::IsResourceExhausted(table.Admit(Socket(), Uid(1), 3).status()));
+  EXPECT_TRUE(table.Admit(Socket(), Uid(2), 3).ok());
+  open.pop_back();  // Room again, with no time passed.
+  EXPECT_TRUE(table.Admit(Socket(), Uid(1), 3).ok());
+}
+
+TEST_F(ConnectionTableTest, CountsAllConnections) {
+  ConnectionTable table = Make(20, /*most=*/2);
+  const UniqueFd one = *table.Admit(Socket(), Uid(1), kMany);
+  UniqueFd two = *table.Admit(Socket(), Uid(2), kMany);
+  EXPECT_TRUE(absl::IsResourceExhausted(table.Admit(Socket(), Uid(3), kMany).status()));
+  two.Reset();
+  EXPECT_TRUE(table.Admit(Socket(), Uid(3), kMany).ok());
+}
+
+TEST(ConnectionLimitsTest, TheRangeFitsTheDescriptorLimit) {
+  for (const int64_t most : {int64_t{256}, int64_t{1024}, int64_t{4096}, int64_t{1} << 20}) {
+    const auto limits = ConnectionTable::LimitsFor(most);
+    EXPECT_GT(limits.first_number, 32);
+    EXPECT_GT(limits.last_number, limits.first_number + 100);
+    EXPECT_LT(limits.last_number, most);
+    EXPECT_LE(limits.most_connections, static_cast<size_t>(most / 4));
+  }
+}
+
+}  // namespace
+}  // namespace modelhost

@@ -1,0 +1,103 @@
+#include "daemon/service/control_server.h"
+
+#include <grpc/grpc.h>
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/health_check_service_interface.h>
+#include <grpcpp/resource_quota.h>
+#include <grpcpp/server_builder.h>
+#include <grpcpp/server_posix.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/time/clock.h"
+
+namespace modelhost {
+namespace {
+
+constexpr int kMostThreads = 80;  // More than all streams and publishes: unary calls get through.
+static_assert(kMostThreads >
+              ControlService::kMostStreams + ControlService::kMostPublishStreams + 8);
+constexpr int kMostReceivedBytes = 2 << 20;  // A chunk, or the announcement of a big publish.
+constexpr size_t kMostBufferedBytes = size_t{64} << 20;
+constexpr size_t kMostConnectionsOfUid = 256;
+constexpr size_t kMostConnectionsOfStranger = 8;  // Of a uid that may not even read.
+
+}  // namespace
+
+ControlServer::ControlServer(Deps deps, ServerInfo info, Interceptors interceptors)
+    : deps_(deps),
+      info_(std::move(info)),
+      connections_(deps.clock, ConnectionTable::LimitsFor(sysconf(_SC_OPEN_MAX))),
+      service_({deps.manager, deps.loop, deps.clock, deps.access, deps.publisher, connections_,
+                deps.watcher, info_}),
+      interceptors_(std::move(interceptors)) {}
+
+ControlServer::~ControlServer() { Shutdown(absl::ZeroDuration()); }
+
+absl::Status ControlServer::Start() {
+  // Both are switches of gRPC's own, for every server that this process makes.
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+
+  grpc::ResourceQuota quota("control");
+  quota.SetMaxThreads(kMostThreads);
+  quota.Resize(kMostBufferedBytes);
+
+  grpc::ServerBuilder builder;
+  builder.RegisterService(&service_);
+  builder.SetResourceQuota(quota);
+  builder.SetMaxReceiveMessageSize(kMostReceivedBytes);
+  builder.SetMaxSendMessageSize(-1);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, 32);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 20'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10'000);
+  builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
+  builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
+  builder.experimental().SetInterceptorCreators(std::move(interceptors_));
+
+  std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr) {
+    return absl::InternalError("control server: gRPC did not start (see its own messages)");
+  }
+  deps_.health.Attach(server->GetHealthCheckService());
+  absl::MutexLock lock(&mutex_);
+  server_ = std::move(server);
+  accepting_ = true;
+  return absl::OkStatus();
+}
+
+void ControlServer::AddConnection(UniqueFd socket, const Peer& peer) {
+  absl::MutexLock lock(&mutex_);
+  if (!accepting_) return;  // Closed, as by a daemon that is not there.
+  const size_t most =
+      deps_.access.MayRead(peer) ? kMostConnectionsOfUid : kMostConnectionsOfStranger;
+  auto admitted = connections_.Admit(std::move(socket), peer, most);
+  if (!admitted.ok()) {
+    deps_.loop.Post([&manager = deps_.manager, peer] { manager.ReportRefused(peer, "connect"); });
+    return;
+  }
+  served_ = true;
+  grpc::AddInsecureChannelFromFd(server_.get(), std::move(*admitted).Release());
+}
+
+void ControlServer::Shutdown(absl::Duration grace) {
+  std::unique_ptr<grpc::Server> server;
+  bool served = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    accepting_ = false;
+    server = std::move(server_);
+    served = served_;
+  }
+  if (server == nullptr) return;
+  if (served && deps_.loop.InThread()) std::abort();  // Calls in flight wait for that thread.
+  service_.Stop();
+  deps_.health.Detach();
+  server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
+  server->Wait();
+}
+
+}  // namespace modelhost

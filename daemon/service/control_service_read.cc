@@ -1,0 +1,248 @@
+// The RPCs that only look.
+#include <algorithm>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/service/control_service.h"
+#include "daemon/service/proto_convert.h"
+
+namespace modelhost {
+
+grpc::Status ControlService::GetStatus(grpc::ServerContext* context,
+                                       const v1::GetStatusRequest* /*request*/,
+                                       v1::GetStatusResponse* response) {
+  if (const auto peer = Admit(*context, Right::kRead, "GetStatus"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), {{"verb", "GetStatus"}});
+  }
+  const StatusSnapshot status = RunAndWait(deps_.loop, [&] { return deps_.manager.Status(); });
+  ToProto(status, deps_.clock.Wall(), response);
+  response->set_version(deps_.info.version);
+  response->set_revision(deps_.info.revision);
+  response->set_runtime_dir(SafeText(deps_.info.runtime_dir));
+  response->set_device_mode(deps_.info.device_mode);
+  response->set_device_reason(SafeText(deps_.info.device_reason));
+  response->set_pid(deps_.info.pid);
+  response->set_metrics_address(deps_.info.metrics_address);
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::ListModels(grpc::ServerContext* context,
+                                        const v1::ListModelsRequest* /*request*/,
+                                        v1::ListModelsResponse* response) {
+  if (const auto peer = Admit(*context, Right::kRead, "ListModels"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), {{"verb", "ListModels"}});
+  }
+  const auto models = RunAndWait(deps_.loop, [&] { return deps_.manager.Models(); });
+  for (const ModelSnapshot& model : models) *response->add_models() = ToProto(model);
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::GetModel(grpc::ServerContext* context,
+                                      const v1::GetModelRequest* request, v1::Model* response) {
+  const ErrorMetadata about = {{"verb", "GetModel"}, {"model", request->model()}};
+  if (const auto peer = Admit(*context, Right::kRead, "GetModel"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  const auto model = RunAndWait(deps_.loop, [&] { return deps_.manager.Model(request->model()); });
+  if (!model.ok()) return ToGrpcStatus(model.status(), about);
+  *response = ToProto(*model);
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::ListVersions(grpc::ServerContext* context,
+                                          const v1::ListVersionsRequest* request,
+                                          v1::ListVersionsResponse* response) {
+  const ErrorMetadata about = {{"verb", "ListVersions"}, {"model", request->model()}};
+  if (const auto peer = Admit(*context, Right::kRead, "ListVersions"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  const auto model = RunAndWait(deps_.loop, [&] { return deps_.manager.Model(request->model()); });
+  if (!model.ok()) return ToGrpcStatus(model.status(), about);
+  for (const VersionSnapshot& version : model->versions) {
+    *response->add_versions() = ToProto(version);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::GetVersion(grpc::ServerContext* context,
+                                        const v1::GetVersionRequest* request,
+                                        v1::Version* response) {
+  ErrorMetadata about = {
+      {"verb", "GetVersion"}, {"model", request->model()}, {"label", request->label()}};
+  if (request->version() != 0) about["version"] = absl::StrCat(request->version());
+  if (const auto peer = Admit(*context, Right::kRead, "GetVersion"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  std::vector<EventRecord> events;
+  const auto version = RunAndWait(deps_.loop, [&]() -> absl::StatusOr<VersionSnapshot> {
+    VersionKey key{request->model(), request->version()};
+    if (key.version == 0) {
+      auto resolved = deps_.manager.Resolve(
+          request->model(), request->label().empty() ? kDefaultLabel : request->label());
+      if (!resolved.ok()) return resolved.status();
+      key = *std::move(resolved);
+    }
+    events = deps_.manager.Events(key.model);
+    return deps_.manager.Version(key);
+  });
+  if (!version.ok()) return ToGrpcStatus(version.status(), about);
+  *response = ToProto(*version);
+  AddDetails(*version, events, response);
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::WatchModels(grpc::ServerContext* context,
+                                         const v1::WatchModelsRequest* /*request*/,
+                                         grpc::ServerWriter<v1::Model>* writer) {
+  const ErrorMetadata about = {{"verb", "WatchModels"}};
+  if (const auto peer = Admit(*context, Right::kRead, "WatchModels"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  const auto slot = Slot::Take(streams_, kMostStreams);
+  if (!slot.has_value()) {
+    return ToGrpcStatus(absl::ResourceExhaustedError(absl::StrCat(
+                            "WatchModels: ", kMostStreams, " streams are open (try again later)")),
+                        about);
+  }
+  // Subscribed first: what changes while the first state is sent is sent again.
+  const auto subscription = deps_.watcher.Subscribe();
+  for (const ModelSnapshot& model :
+       RunAndWait(deps_.loop, [&] { return deps_.manager.Models(); })) {
+    if (!writer->Write(ToProto(model))) return grpc::Status::CANCELLED;
+  }
+  absl::Duration told = deps_.clock.Monotonic();
+  while (true) {
+    if (auto status = StillWanted(*context); !status.ok()) return ToGrpcStatus(status, about);
+    for (const std::string& name : subscription->Take(kStreamTick)) {
+      const auto model = RunAndWait(deps_.loop, [&] { return deps_.manager.Model(name); });
+      v1::Model message;
+      if (model.ok()) {
+        message = ToProto(*model);
+      } else {
+        message.set_name(SafeText(name));  // Gone: no versions, no labels.
+      }
+      if (!writer->Write(message)) return grpc::Status::CANCELLED;
+    }
+    // Ten times a second is often enough for anyone who looks, also while a load makes progress.
+    const absl::Duration early = kStreamTick - (deps_.clock.Monotonic() - told);
+    if (early > absl::ZeroDuration()) absl::SleepFor(early);
+    told = deps_.clock.Monotonic();
+  }
+}
+
+grpc::Status ControlService::GetOperation(grpc::ServerContext* context,
+                                          const v1::GetOperationRequest* request,
+                                          v1::Operation* response) {
+  const ErrorMetadata about = {{"verb", "GetOperation"}, {"operation", request->id()}};
+  if (const auto peer = Admit(*context, Right::kRead, "GetOperation"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  const auto id = ParseOperationName(request->id());
+  if (!id.ok()) return ToGrpcStatus(id.status(), about);
+  const auto operation = RunAndWait(deps_.loop, [&] { return deps_.manager.GetOperation(*id); });
+  if (!operation.ok()) return ToGrpcStatus(operation.status(), about);
+  *response = ToProto(*operation);
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::ListOperations(grpc::ServerContext* context,
+                                            const v1::ListOperationsRequest* /*request*/,
+                                            v1::ListOperationsResponse* response) {
+  if (const auto peer = Admit(*context, Right::kRead, "ListOperations"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), {{"verb", "ListOperations"}});
+  }
+  const auto operations = RunAndWait(deps_.loop, [&] { return deps_.manager.ListOperations(); });
+  for (const OperationSnapshot& operation : operations) {
+    *response->add_operations() = ToProto(operation);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::WatchOperation(grpc::ServerContext* context,
+                                            const v1::GetOperationRequest* request,
+                                            grpc::ServerWriter<v1::OperationEvent>* writer) {
+  const ErrorMetadata about = {{"verb", "WatchOperation"}, {"operation", request->id()}};
+  if (const auto peer = Admit(*context, Right::kRead, "WatchOperation"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  const auto id = ParseOperationName(request->id());
+  if (!id.ok()) return ToGrpcStatus(id.status(), about);
+  const auto slot = Slot::Take(streams_, kMostStreams);
+  if (!slot.has_value()) {
+    return ToGrpcStatus(
+        absl::ResourceExhaustedError(
+            absl::StrCat("WatchOperation: ", kMostStreams, " streams are open (try again later)")),
+        about);
+  }
+  return StreamOperation(*context, *id, *writer);
+}
+
+namespace {
+
+// One moment's leases, with what a reader wants beside each.
+struct LeaseView {
+  std::vector<Lease> leases;
+  std::map<SessionId, Session> sessions;
+  std::map<VersionKey, bool> labelled;
+};
+
+LeaseView LookAtLeases(const ModelManager& manager) {
+  LeaseView view;
+  view.leases = manager.Leases();
+  for (Session& session : manager.Sessions()) {
+    const SessionId id = session.id;
+    view.sessions.emplace(id, std::move(session));
+  }
+  for (const Lease& lease : view.leases) {
+    if (view.labelled.contains(lease.key)) continue;
+    const auto version = manager.Version(lease.key);
+    view.labelled[lease.key] = version.ok() && !version->labels.empty();
+  }
+  return view;
+}
+
+v1::Lease Describe(const LeaseView& view, const Lease& lease) {
+  const auto session = view.sessions.find(lease.session);
+  return ToProto(lease, session == view.sessions.end() ? nullptr : &session->second,
+                 !view.labelled.at(lease.key));
+}
+
+}  // namespace
+
+grpc::Status ControlService::ListClients(grpc::ServerContext* context,
+                                         const v1::ListClientsRequest* request,
+                                         v1::ListClientsResponse* response) {
+  if (const auto peer = Admit(*context, Right::kRead, "ListClients"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), {{"verb", "ListClients"}});
+  }
+  const LeaseView view = RunAndWait(deps_.loop, [&] { return LookAtLeases(deps_.manager); });
+  std::map<SessionId, v1::ClientInfo> clients;
+  for (const auto& [id, session] : view.sessions) clients[id] = ToProto(session);
+  for (const Lease& lease : view.leases) {
+    const bool wanted = request->model().empty() || lease.key.model == request->model();
+    const auto client = clients.find(lease.session);
+    if (wanted && client != clients.end()) *client->second.add_leases() = Describe(view, lease);
+  }
+  for (auto& [id, client] : clients) {
+    if (!request->model().empty() && client.leases().empty()) continue;
+    *response->add_clients() = std::move(client);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::ListLeases(grpc::ServerContext* context,
+                                        const v1::ListLeasesRequest* request,
+                                        v1::ListLeasesResponse* response) {
+  if (const auto peer = Admit(*context, Right::kRead, "ListLeases"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), {{"verb", "ListLeases"}});
+  }
+  const LeaseView view = RunAndWait(deps_.loop, [&] { return LookAtLeases(deps_.manager); });
+  for (const Lease& lease : view.leases) {
+    if (!request->model().empty() && lease.key.model != request->model()) continue;
+    if (request->stale_only() && view.labelled.at(lease.key)) continue;
+    *response->add_leases() = Describe(view, lease);
+  }
+  return grpc::Status::OK;
+}
+
+}  // namespace modelhost

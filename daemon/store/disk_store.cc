@@ -1,0 +1,277 @@
+#include "daemon/store/disk_store.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/format/text.h"
+#include "daemon/store/atomic_file.h"
+#include "daemon/store/computed_manifest.h"
+#include "daemon/store/model_toml_edit.h"
+
+namespace modelhost {
+namespace {
+
+constexpr char kModels[] = "models";
+constexpr char kVersions[] = "versions";
+constexpr char kIncoming[] = "incoming";
+constexpr char kModelToml[] = "model.toml";
+constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
+constexpr uint64_t kMaxTomlBytes = uint64_t{64} << 10;
+
+std::string Ref(const std::string& model, uint64_t version) {
+  return absl::StrCat(model, "@", version);
+}
+
+absl::StatusOr<UniqueFd> OpenChecked(Os& os, const UniqueFd& parent, const std::string& name,
+                                     const std::string& what, uint32_t own_uid) {
+  auto dir = os.OpenDirAt(parent, name);
+  if (!dir.ok()) return dir.status();
+  auto info = os.Stat(*dir);
+  if (!info.ok()) return info.status();
+  if (absl::Status good = CheckNode(what, *info, FileKind::kDirectory, own_uid); !good.ok()) {
+    return good;
+  }
+  return dir;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Store>> Store::Open(Os& os, std::string root, std::string state,
+                                                   uint32_t own_uid) {
+  while (root.size() > 1 && root.back() == '/') root.pop_back();
+  if (absl::Status made = os.MakeDirs(absl::StrCat(root, "/", kModels), 0700); !made.ok()) {
+    return Prefix("store", made);
+  }
+  // A store that may only be read is served all the same; publishing will say what is wrong.
+  (void)os.MakeDirs(absl::StrCat(root, "/", kIncoming), 0700);
+  if (absl::Status made = os.MakeDirs(state, 0700); !made.ok()) {
+    return Prefix("state directory", made);
+  }
+  auto root_dir = os.OpenDir(root);
+  if (!root_dir.ok()) return Prefix("store", root_dir.status());
+  auto info = os.Stat(*root_dir);
+  if (!info.ok()) return Prefix("store", info.status());
+  if (absl::Status good = CheckNode(root, *info, FileKind::kDirectory, own_uid); !good.ok()) {
+    return Prefix("store", good);
+  }
+  auto state_dir = os.OpenDir(state);
+  if (!state_dir.ok()) return Prefix("state directory", state_dir.status());
+  return std::make_unique<DiskStore>(os, std::move(root), own_uid, *std::move(root_dir),
+                                     *std::move(state_dir));
+}
+
+absl::StatusOr<UniqueFd> DiskStore::OpenVersionDir(const std::string& model, uint64_t version) {
+  if (absl::Status good = CheckModelName(model); !good.ok()) return good;
+  const std::string number = absl::StrCat(version);
+  auto models = OpenChecked(os_, root_dir_, kModels, kModels, own_uid_);
+  if (!models.ok()) return models.status();
+  auto missing = [&](absl::Status status) {
+    if (!absl::IsNotFound(status)) return status;
+    return absl::NotFoundError(absl::StrCat("there is no such version in the store ", root_));
+  };
+  auto dir = OpenChecked(os_, *models, model, absl::StrCat(kModels, "/", model), own_uid_);
+  if (!dir.ok()) return missing(dir.status());
+  auto versions = OpenChecked(os_, *dir, kVersions,
+                              absl::StrCat(kModels, "/", model, "/", kVersions), own_uid_);
+  if (!versions.ok()) return missing(versions.status());
+  auto opened = OpenChecked(os_, *versions, number, "its directory", own_uid_);
+  if (!opened.ok()) return missing(opened.status());
+  return opened;
+}
+
+absl::StatusOr<Manifest> DiskStore::ReadManifest(const TreeFile& file, const std::string& model,
+                                                 uint64_t version) {
+  auto text = ReadSmallFile(os_, file.fd, kManifestName, kMaxManifestBytes);
+  if (!text.ok()) return text.status();
+  auto manifest = ParseManifest(*text);
+  if (!manifest.ok()) return manifest.status();
+  if (manifest->model != model || manifest->version != version) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(kManifestName, ": is that of ", Ref(manifest->model, manifest->version),
+                     " (remove it to have one made for this version)"));
+  }
+  return manifest;
+}
+
+absl::Status DiskStore::CheckChecksums(const std::vector<TreeFile>& tree,
+                                       const Manifest& manifest) {
+  const TreeFile* file = FindInTree(tree, kChecksumsName);
+  if (file == nullptr) return absl::OkStatus();
+  auto text = ReadSmallFile(os_, file->fd, kChecksumsName, kMaxManifestBytes);
+  if (!text.ok()) return text.status();
+  auto checksums = ParseChecksums(*text);
+  if (!checksums.ok()) return checksums.status();
+  return CheckAgainst(*checksums, manifest.files);
+}
+
+absl::StatusOr<ComputedManifest> DiskStore::Compute(
+    const std::string& model, uint64_t version, const UniqueFd& dir,
+    const std::vector<TreeFile>& tree, const std::function<bool(uint64_t bytes_done)>& progress) {
+  auto before = LoadComputedManifest(os_, state_dir_, model, version);
+  if (before.ok() && before->Fits(tree)) return before;
+  auto info = os_.Stat(dir);
+  if (!info.ok()) return info.status();
+  auto computed =
+      ComputeManifest(os_, model, version, absl::FromUnixNanos(info->mtime_ns), tree, progress);
+  // Not kept: the next load reads the files again, and nothing else is lost.
+  if (computed.ok()) (void)SaveComputedManifest(os_, state_dir_, *computed);
+  return computed;
+}
+
+absl::StatusOr<VersionFiles> DiskStore::OpenVersion(
+    const std::string& model, uint64_t version,
+    const std::function<bool(uint64_t bytes_done)>& progress) {
+  const std::string ref = Ref(model, version);
+  auto dir = OpenVersionDir(model, version);
+  if (!dir.ok()) return Prefix(ref, dir.status());
+  auto tree = ReadTree(os_, *dir, own_uid_, /*open_files=*/true);
+  if (!tree.ok()) return Prefix(ref, tree.status());
+
+  VersionFiles files;
+  if (const TreeFile* file = FindInTree(*tree, kManifestName); file != nullptr) {
+    auto manifest = ReadManifest(*file, model, version);
+    if (!manifest.ok()) return Prefix(ref, manifest.status());
+    files.manifest = std::make_shared<const Manifest>(*std::move(manifest));
+  } else {
+    auto computed = Compute(model, version, *dir, *tree, progress);
+    if (!computed.ok()) return Prefix(ref, computed.status());
+    files.manifest = std::make_shared<const Manifest>(std::move(computed->manifest));
+    files.computed = true;
+  }
+  if (absl::Status match = MatchTree(files.manifest->files, *tree); !match.ok()) {
+    return Prefix(ref, match);
+  }
+  if (absl::Status agree = CheckChecksums(*tree, *files.manifest); !agree.ok()) {
+    return Prefix(ref, agree);
+  }
+  auto listed = files.manifest->files.begin();
+  for (TreeFile& file : *tree) {
+    if (listed == files.manifest->files.end() || file.path != listed->path) continue;
+    files.files.push_back(std::move(file.fd));
+    files.infos.push_back(file.info);
+    ++listed;
+  }
+  files.dir = *std::move(dir);
+  return files;
+}
+
+absl::StatusOr<Digest> DiskStore::RecordedDigest(const std::string& model, uint64_t version) {
+  auto dir = OpenVersionDir(model, version);
+  if (!dir.ok()) return Prefix(Ref(model, version), dir.status());
+  TreeFile file;
+  auto fd = os_.OpenFileAt(*dir, kManifestName);
+  if (absl::IsNotFound(fd.status())) {
+    auto computed = LoadComputedManifest(os_, state_dir_, model, version);
+    if (!computed.ok()) return Prefix(Ref(model, version), computed.status());
+    return computed->manifest.digest;
+  }
+  if (!fd.ok()) return Prefix(Ref(model, version), fd.status());
+  file.fd = *std::move(fd);
+  auto manifest = ReadManifest(file, model, version);
+  if (!manifest.ok()) return Prefix(Ref(model, version), manifest.status());
+  return manifest->digest;
+}
+
+absl::Status DiskStore::SetResidency(const std::string& model, Residency residency) {
+  if (absl::Status good = CheckModelName(model); !good.ok()) return good;
+  auto models = OpenChecked(os_, root_dir_, kModels, kModels, own_uid_);
+  if (!models.ok()) return models.status();
+  const absl::Status made = os_.MakeDirAt(*models, model, 0700);
+  if (!made.ok() && !absl::IsAlreadyExists(made)) return made;
+  auto dir = OpenChecked(os_, *models, model, absl::StrCat(kModels, "/", model), own_uid_);
+  if (!dir.ok()) return dir.status();
+  auto text = ReadSmallFileAt(os_, *dir, kModelToml, kMaxTomlBytes);
+  if (!text.ok() && !absl::IsNotFound(text.status())) return text.status();
+  auto edited =
+      WithResidency(text.ok() ? *text : "",
+                    absl::StrCat(root_, "/", kModels, "/", model, "/", kModelToml), residency);
+  if (!edited.ok()) return edited.status();
+  if (text.ok() && *edited == *text) return absl::OkStatus();
+  return ReplaceFileAt(os_, *dir, kModelToml, 0644, *edited);
+}
+
+std::vector<std::string> DiskStore::WatchPaths() {
+  const std::string models = absl::StrCat(root_, "/", kModels);
+  std::vector<std::string> paths = {models};
+  auto dir = os_.OpenDirAt(root_dir_, kModels);
+  if (!dir.ok()) return paths;
+  auto entries = os_.ListDir(*dir);
+  if (!entries.ok()) return paths;
+  for (const DirEntry& entry : *entries) {
+    if (entry.kind != FileKind::kDirectory || !CheckModelName(entry.name).ok()) continue;
+    // A model without versions/ yet is watched itself, to see it come.
+    auto versions = os_.StatAt(*dir, absl::StrCat(entry.name, "/", kVersions));
+    const bool there = versions.ok() && versions->kind == FileKind::kDirectory;
+    paths.push_back(
+        absl::StrCat(models, "/", entry.name, there ? "/" : "", there ? kVersions : ""));
+  }
+  return paths;
+}
+
+std::vector<std::string> DiskStore::Ignored() {
+  absl::MutexLock lock(&mutex_);
+  return ignored_;
+}
+
+std::vector<Store::Location> DiskStore::FindFiles(const Digest& digest, uint64_t bytes) {
+  bool scanned = false;
+  {
+    absl::MutexLock lock(&mutex_);
+    scanned = scanned_;
+  }
+  if (!scanned) (void)Scan();  // Without an index nothing is found, which costs space only.
+  absl::MutexLock lock(&mutex_);
+  std::vector<Location> found;
+  const auto it = by_digest_.find(digest);
+  if (it == by_digest_.end()) return found;
+  for (const auto& [id, file] : it->second) {
+    if (file->bytes != bytes) continue;
+    Location location;
+    location.dir = absl::StrCat(kModels, "/", id.first, "/", kVersions, "/", id.second);
+    const size_t slash = file->path.rfind('/');
+    if (slash != std::string::npos) {
+      absl::StrAppend(&location.dir, "/", file->path.substr(0, slash));
+      location.name = file->path.substr(slash + 1);
+    } else {
+      location.name = file->path;
+    }
+    found.push_back(std::move(location));
+  }
+  return found;
+}
+
+void DiskStore::AddPublished(const Manifest& manifest) {
+  absl::MutexLock lock(&mutex_);
+  known_[{manifest.model, manifest.version}] =
+      Known{std::nullopt, WithoutChunks(manifest), ++changes_};
+  IndexFiles();
+}
+
+void DiskStore::IndexFiles() {
+  by_digest_.clear();
+  for (const auto& [id, known] : known_) {
+    for (const ManifestFile& file : known.manifest->files) {
+      by_digest_[file.sha256].emplace_back(id, &file);
+    }
+  }
+}
+
+std::shared_ptr<const Manifest> DiskStore::WithoutChunks(Manifest manifest) {
+  for (ManifestFile& file : manifest.files) {
+    file.chunks.clear();
+    file.chunks.shrink_to_fit();
+  }
+  return std::make_shared<const Manifest>(std::move(manifest));
+}
+
+std::shared_ptr<const Manifest> DiskStore::FindKnown(const VersionId& id,
+                                                     const FileIdentity& file) {
+  absl::MutexLock lock(&mutex_);
+  const auto it = known_.find(id);
+  if (it == known_.end() || !it->second.file.has_value() || !(*it->second.file == file)) {
+    return nullptr;
+  }
+  return it->second.manifest;
+}
+
+}  // namespace modelhost

@@ -1,0 +1,17 @@
+// The keys of a ModelPolicy, for both files that may hold them.
+#pragma once
+
+#include "absl/status/statusor.h"
+#include "daemon/store/model_policy.h"
+#include "daemon/store/toml_document.h"
+
+namespace modelhost {
+
+inline constexpr char kPolicyKeys[] =
+    "residency, huge_pages, device, required, keep_previous, keep_on_disk, requires_files, "
+    "read_groups, on_drain_deadline";
+
+// Sets what `field` is about. False: no key of a policy.
+absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy);
+
+}  // namespace modelhost

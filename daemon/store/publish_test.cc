@@ -1,0 +1,507 @@
+#include "daemon/store/publish.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cerrno>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/platform/errno_status.h"
+#include "daemon/store/clone_test_os.h"
+#include "daemon/store/store_test_fixture.h"
+
+namespace modelhost {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+std::string Hex(const std::string& text) { return Sha256(std::as_bytes(std::span(text))).Hex(); }
+
+uint64_t InodeOf(const std::string& path) {
+  struct stat info {};
+  return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
+}
+
+class PublishTest : public ::testing::Test {
+ protected:
+  std::string Incoming() const { return store_.root() + "/incoming"; }
+  bool Exists(uint64_t version) const {
+    return std::filesystem::exists(store_.version_path("planner", version));
+  }
+  // Flips the first byte in place, behind the store's back.
+  void Rot(const std::string& path) {
+    ASSERT_EQ(::chmod(path.c_str(), 0644), 0);
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary) << '#';
+    ASSERT_EQ(::chmod(path.c_str(), 0444), 0);
+  }
+
+  ScratchDir scratch_;
+  TestStore store_{scratch_.path()};
+  const TestStore::Files files_ = {{"model.gguf", "weights"}, {"sub/dir/tokenizer.json", "{}"}};
+};
+
+TEST_F(PublishTest, MakesAnImmutableVersion) {
+  auto result = store_.Publish("planner", 8, files_);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->bytes, 9u);
+  EXPECT_EQ(result->linked_bytes, 0u);
+  EXPECT_FALSE(result->already_there);
+  const std::string path = store_.version_path("planner", 8);
+  EXPECT_EQ(ReadFile(path + "/model.gguf"), "weights");
+  EXPECT_EQ(ReadFile(path + "/sub/dir/tokenizer.json"), "{}");
+  EXPECT_EQ(ModeOf(path), 0555u);
+  EXPECT_EQ(ModeOf(path + "/sub"), 0555u);
+  EXPECT_EQ(ModeOf(path + "/sub/dir"), 0555u);
+  EXPECT_EQ(ModeOf(path + "/model.gguf"), 0444u);
+  EXPECT_EQ(ModeOf(path + "/sub/dir/tokenizer.json"), 0444u);
+  EXPECT_EQ(ModeOf(path + "/manifest.json"), 0444u);
+  auto manifest = ParseManifest(ReadFile(path + "/manifest.json"));
+  ASSERT_TRUE(manifest.ok()) << manifest.status();
+  EXPECT_EQ(manifest->digest, result->digest);
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, WorksForAPlainUser) {
+  ScratchDir scratch;
+  AsPlainUser(scratch.path(), [&] {
+    TestStore store(scratch.path());
+    auto first = store.Publish("planner", 1, files_);
+    ASSERT_TRUE(first.ok()) << first.status();
+    // A file of one's own may be linked; the whole directory is write-protected in the end.
+    auto second = store.Publish("planner", 2, {{"model.gguf", "weights"}, {"new.json", "[]"}});
+    ASSERT_TRUE(second.ok()) << second.status();
+    EXPECT_EQ(second->linked_bytes, 7u);
+    EXPECT_EQ(ModeOf(store.version_path("planner", 2)), 0555u);
+    EXPECT_TRUE(store.store().OpenVersion("planner", 2, nullptr).ok());
+    // Repair moves directories that were write-protected.
+    std::filesystem::permissions(store.version_path("planner", 1) + "/model.gguf",
+                                 std::filesystem::perms(0644));
+    std::ofstream(store.version_path("planner", 1) + "/model.gguf") << "WEIGHTS";
+    auto repaired = store.Publish("planner", 1, files_, /*replace_bad=*/true);
+    ASSERT_TRUE(repaired.ok()) << repaired.status();
+    EXPECT_TRUE(repaired->repaired);
+    EXPECT_EQ(ReadFile(store.version_path("planner", 1) + "/model.gguf"), "weights");
+    EXPECT_EQ(Names(store.root() + "/incoming").size(), 0u);
+    // What cannot be written is said.
+    ASSERT_EQ(::chmod((store.root() + "/incoming").c_str(), 0500), 0);
+    const absl::Status status = store.Publish("planner", 3, files_).status();
+    EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+    ASSERT_EQ(::chmod((store.root() + "/incoming").c_str(), 0700), 0);
+  });
+}
+
+TEST_F(PublishTest, FilesThatTheStoreHasBecomeHardLinks) {
+  ASSERT_TRUE(store_.Publish("planner", 1, files_).ok());
+  auto result = store_.Publish("detector", 5, {{"renamed.gguf", "weights"}, {"new", "x"}});
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->linked_bytes, 7u);
+  EXPECT_EQ(InodeOf(store_.version_path("planner", 1) + "/model.gguf"),
+            InodeOf(store_.version_path("detector", 5) + "/renamed.gguf"));
+  EXPECT_TRUE(store_.store().OpenVersion("detector", 5, nullptr).ok());
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, LinksAreFoundAfterARestart) {
+  ASSERT_TRUE(store_.Publish("planner", 1, files_).ok());
+  store_.Reopen();
+  EXPECT_EQ(store_.Publish("planner", 2, files_)->linked_bytes, 9u);
+}
+
+TEST_F(PublishTest, WhereThereAreNoHardLinksItIsACopy) {
+  ASSERT_TRUE(store_.Publish("planner", 1, files_).ok());
+  for (const int error : {EPERM, EMLINK, EXDEV, ENOSPC}) {
+    store_.os().FailFrom("Link", 1, error);
+    auto result = store_.Publish("planner", 100 + static_cast<uint64_t>(error), files_);
+    store_.os().Heal();
+    ASSERT_TRUE(result.ok()) << result.status();
+    EXPECT_EQ(result->linked_bytes, 0u);
+  }
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, ARottenFileIsNotLinked) {
+  ASSERT_TRUE(store_.Publish("planner", 1, files_).ok());
+  Rot(store_.version_path("planner", 1) + "/model.gguf");
+  auto result = store_.Publish("planner", 2, files_);
+  ASSERT_TRUE(result.ok());
+  EXPECT_EQ(result->linked_bytes, 2u);
+  EXPECT_EQ(ReadFile(store_.version_path("planner", 2) + "/model.gguf"), "weights");
+}
+
+TEST_F(PublishTest, AFileThatSomebodyMayWriteIsNotLinked) {
+  ASSERT_TRUE(store_.Publish("planner", 1, files_).ok());
+  ASSERT_EQ(::chmod((store_.version_path("planner", 1) + "/model.gguf").c_str(), 0644), 0);
+  EXPECT_EQ(store_.Publish("planner", 2, files_)->linked_bytes, 2u);
+}
+
+TEST_F(PublishTest, ALinkDoesNotMakeAFileUnverified) {
+  ASSERT_TRUE(store_.Publish("planner", 1, files_).ok());
+  auto state = store_.os().OpenDir(store_.state());
+  auto verified = VerifiedFiles::Load(store_.os(), *state);
+  auto opened = store_.store().OpenVersion("planner", 1, nullptr);
+  ASSERT_TRUE(opened.ok());
+  const Digest digest = opened->manifest->files[0].sha256;
+  verified->Record(opened->infos[0], digest);
+
+  Publisher publisher(store_.store(), verified.get());
+  const PublishFile file{"copy.gguf", 7};
+  auto staged = publisher.Stage("planner", 2, {file});
+  ASSERT_TRUE(staged.ok());
+  ASSERT_TRUE((*staged)->AppendBytes(file, std::as_bytes(std::span("weights", 7))).ok());
+  ASSERT_EQ((*staged)->Commit(nullptr, false)->linked_bytes, 7u);
+  auto after = store_.os().Stat(opened->files[0]);
+  EXPECT_EQ(verified->Find(*after), digest);
+}
+
+TEST_F(PublishTest, TheSameBytesAgainAreAlreadyThere) {
+  auto first = store_.Publish("planner", 8, files_);
+  ASSERT_TRUE(first.ok());
+  const uint64_t inode = InodeOf(store_.version_path("planner", 8));
+  auto again = store_.Publish("planner", 8, files_);
+  ASSERT_TRUE(again.ok()) << again.status();
+  EXPECT_TRUE(again->already_there);
+  EXPECT_EQ(again->digest, first->digest);
+  EXPECT_EQ(InodeOf(store_.version_path("planner", 8)), inode);
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, OtherBytesUnderTheSameNumberAreRefused) {
+  ASSERT_TRUE(store_.Publish("planner", 8, files_).ok());
+  for (const bool replace_bad : {false, true}) {
+    const absl::Status status =
+        store_.Publish("planner", 8, {{"model.gguf", "WEIGHTS"}}, replace_bad).status();
+    EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr("planner@8"));
+  }
+  EXPECT_EQ(ReadFile(store_.version_path("planner", 8) + "/model.gguf"), "weights");
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, TheLoserOfARaceForANumberIsTold) {
+  // Somebody takes the number between our look and our rename.
+  store_.os().Before("RenameNoReplace", [&] {
+    store_.os().Heal();
+    EXPECT_TRUE(store_.Publish("planner", 8, {{"model.gguf", "theirs!"}}).ok());
+  });
+  EXPECT_TRUE(absl::IsAlreadyExists(store_.Publish("planner", 8, files_).status()));
+  store_.os().Before("RenameNoReplace", [&] {
+    store_.os().Heal();
+    EXPECT_TRUE(store_.Publish("planner", 9, files_).ok());
+  });
+  auto same = store_.Publish("planner", 9, files_);
+  ASSERT_TRUE(same.ok()) << same.status();
+  EXPECT_TRUE(same->already_there);
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, ChecksumsAreHonoured) {
+  const TestStore::Files good = {{"a.gguf", "weights"},
+                                 {"checksums.sha256", absl::StrCat(Hex("weights"), "  a.gguf\n")}};
+  EXPECT_TRUE(store_.Publish("planner", 1, good).ok());
+  EXPECT_TRUE(store_.store().OpenVersion("planner", 1, nullptr).ok());
+
+  const TestStore::Files bad = {{"a.gguf", "weightS"},
+                                {"checksums.sha256", absl::StrCat(Hex("weights"), "  a.gguf\n")}};
+  absl::Status status = store_.Publish("planner", 2, bad).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("a.gguf"));
+  EXPECT_THAT(status.message(), HasSubstr(Hex("weights")));
+  EXPECT_THAT(status.message(), HasSubstr(Hex("weightS")));
+
+  const TestStore::Files missing = {
+      {"a.gguf", "weights"}, {"checksums.sha256", absl::StrCat(Hex("weights"), "  b.gguf\n")}};
+  status = store_.Publish("planner", 2, missing).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("b.gguf"));
+  EXPECT_FALSE(Exists(2));
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, WhichVersionsAndNamesAreRefusedBeforeAnythingIsWritten) {
+  auto stage = [&](const std::string& model, uint64_t version, std::vector<PublishFile> files) {
+    return store_.publisher().Stage(model, version, files).status();
+  };
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("Planner", 1, {{"a", 1}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("planner", 0, {{"a", 1}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("planner", uint64_t{1} << 63, {{"a", 1}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("planner", 1, {})));
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("planner", 1, {{"../a", 1}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("planner", 1, {{"a", 1}, {"a", 1}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("planner", 1, {{"manifest.json", 1}})));
+  EXPECT_TRUE(absl::IsInvalidArgument(stage("planner", 1, {{"a", UINT64_MAX}, {"b", UINT64_MAX}})));
+  const absl::Status full = stage("planner", 1, {{"a", uint64_t{1} << 60}});
+  EXPECT_TRUE(absl::IsResourceExhausted(full)) << full;
+  EXPECT_THAT(full.message(), HasSubstr("needs 1152"));
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+  EXPECT_EQ(store_.os().calls("CreateFileAt"), 0);
+}
+
+// A publish in which the nth call of one kind fails leaves nothing; or it had already happened, and
+// publishing again says so.
+TEST_F(PublishTest, WhicheverCallFailsNothingIsLeftBehind) {
+  uint64_t version = 1;
+  ASSERT_TRUE(store_.Publish("planner", version, files_).ok());
+  int failures = 0;
+  for (const char* call : {"OpenDirAt", "OpenFileAt", "CreateFileAt", "TryLock", "MakeDirAt",
+                           "StatAt", "Stat", "FreeBytes", "Allocate", "ReadAt", "WriteAt", "Sync",
+                           "SetMode", "Link", "Rename", "RenameNoReplace"}) {
+    for (int nth = 1;; ++nth) {
+      ++version;
+      const TestStore::Files files = {{"model.gguf", "weights"},
+                                      {"sub/new.json", absl::StrCat(version)}};
+      const int before = store_.os().calls(call);
+      store_.os().FailCall(call, nth, ENOSPC);
+      auto result = store_.Publish("planner", version, files);
+      store_.os().Heal();
+      const bool reached = store_.os().calls(call) - before >= nth;
+      EXPECT_THAT(Names(Incoming()), IsEmpty()) << call << " " << nth;
+      if (result.ok()) {
+        EXPECT_TRUE(Exists(version));
+      } else {
+        ++failures;
+        EXPECT_EQ(ErrnoOf(result.status()), ENOSPC) << result.status();
+        EXPECT_TRUE(absl::IsResourceExhausted(result.status())) << result.status();
+        const bool in_place =
+            std::string(result.status().message()).find("is in place") != std::string::npos;
+        EXPECT_EQ(Exists(version), in_place) << call << " " << nth << result.status();
+        auto again = store_.Publish("planner", version, files);
+        ASSERT_TRUE(again.ok()) << again.status();
+        EXPECT_EQ(again->already_there, in_place) << call << " " << nth;
+      }
+      EXPECT_TRUE(store_.store().OpenVersion("planner", version, nullptr).ok());
+      if (!reached) break;
+    }
+  }
+  EXPECT_GT(failures, 25);
+}
+
+TEST_F(PublishTest, ASourceThatChangesWhileItIsReadIsDataLoss) {
+  WriteFile(scratch_ / "src/a.gguf", std::string(1000, 'x'));
+  LinuxOs os;
+  auto dir = os.OpenDir(scratch_ / "src");
+  const PublishFile file{"a.gguf", 1000};
+  for (const bool cut : {false, true}) {
+    WriteFile(scratch_ / "src/a.gguf", std::string(1000, 'x'));
+    auto source = os.OpenFileAt(*dir, "a.gguf");
+    auto staged = store_.publisher().Stage("planner", 1, {file});
+    ASSERT_TRUE(staged.ok());
+    store_.os().Before(
+        "ReadAt", [&] { WriteFile(scratch_ / "src/a.gguf", std::string(cut ? 500 : 1000, 'y')); });
+    const absl::Status added = (*staged)->AddFile(file, *source, nullptr);
+    store_.os().Heal();
+    EXPECT_TRUE(absl::IsDataLoss(added)) << added;
+    EXPECT_THAT(added.message(), HasSubstr("planner@1: a.gguf: "));
+    // There is no going on after it.
+    EXPECT_FALSE((*staged)->Commit(nullptr, false).ok());
+  }
+  EXPECT_FALSE(Exists(1));
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, ASourceThatIsNoFileOrOfAnotherSizeIsRefused) {
+  WriteFile(scratch_ / "src/a", "12345");
+  LinuxOs os;
+  auto dir = os.OpenDir(scratch_ / "src");
+  auto source = os.OpenFileAt(*dir, "a");
+  auto staged = store_.publisher().Stage("planner", 1, {{"a", 4}, {"b", 5}});
+  ASSERT_TRUE(staged.ok());
+  EXPECT_TRUE(absl::IsDataLoss((*staged)->AddFile({"a", 4}, *source, nullptr)));
+  EXPECT_TRUE(absl::IsInvalidArgument((*staged)->AddFile({"b", 5}, *dir, nullptr)));
+  EXPECT_TRUE(absl::IsInvalidArgument((*staged)->AddFile({"c", 5}, *source, nullptr)));
+  ASSERT_TRUE((*staged)->AddFile({"b", 5}, *source, nullptr).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument((*staged)->AddFile({"b", 5}, *source, nullptr)));
+  const absl::Status status = (*staged)->Commit(nullptr, false).status();
+  EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("a: was announced and never sent"));
+}
+
+TEST_F(PublishTest, ProgressCountsAllFilesAndCanCancel) {
+  WriteFile(scratch_ / "src/a", std::string(100, 'a'));
+  WriteFile(scratch_ / "src/b", std::string(50, 'b'));
+  LinuxOs os;
+  auto dir = os.OpenDir(scratch_ / "src");
+  auto a = os.OpenFileAt(*dir, "a");
+  auto b = os.OpenFileAt(*dir, "b");
+  std::vector<uint64_t> told;
+  {
+    auto staged = store_.publisher().Stage("planner", 1, {{"a", 100}, {"b", 50}});
+    ASSERT_TRUE(staged.ok());
+    auto progress = [&](uint64_t bytes) {
+      told.push_back(bytes);
+      return bytes < 150;
+    };
+    EXPECT_TRUE((*staged)->AddFile({"a", 100}, *a, progress).ok());
+    EXPECT_TRUE(absl::IsCancelled((*staged)->AddFile({"b", 50}, *b, progress)));
+  }
+  EXPECT_THAT(told, ElementsAre(100, 150));
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, AStreamInPiecesOfAnySize) {
+  const std::string large(kChunkBytes + 12345, 'z');
+  const PublishFile first{"large.gguf", large.size()};
+  const PublishFile second{"small", 3};
+  auto staged = store_.publisher().Stage("planner", 1, {first, second, {"empty", 0}});
+  ASSERT_TRUE(staged.ok());
+  const auto bytes = std::as_bytes(std::span(large));
+  for (size_t at = 0; at < bytes.size();) {
+    const size_t size = std::min<size_t>(bytes.size() - at, 1000003);
+    ASSERT_TRUE((*staged)->AppendBytes(first, bytes.subspan(at, size)).ok());
+    at += size;
+  }
+  ASSERT_TRUE((*staged)->AppendBytes(second, std::as_bytes(std::span("abc", 3))).ok());
+  auto result = (*staged)->Commit(nullptr, false);
+  ASSERT_TRUE(result.ok()) << result.status();
+  auto opened = store_.store().OpenVersion("planner", 1, nullptr);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  const ManifestFile& file = opened->manifest->files[1];
+  EXPECT_EQ(file.path, "large.gguf");
+  EXPECT_EQ(file.sha256.Hex(), Hex(large));
+  ASSERT_EQ(file.chunks.size(), 2u);
+  EXPECT_EQ(file.chunks[0].Hex(), Hex(large.substr(0, kChunkBytes)));
+  EXPECT_EQ(file.chunks[1].Hex(), Hex(large.substr(kChunkBytes)));
+  EXPECT_TRUE(opened->manifest->files[0].chunks.empty());
+}
+
+TEST_F(PublishTest, AStreamMustKeepToWhatItAnnounced) {
+  auto bytes = std::as_bytes(std::span("abcdef", 6));
+  const PublishFile a{"a", 4};
+  const PublishFile b{"b", 2};
+  auto staged = store_.publisher().Stage("planner", 1, {a, b});
+  EXPECT_TRUE(absl::IsInvalidArgument((*staged)->AppendBytes(a, bytes)));  // Too long.
+  EXPECT_TRUE((*staged)->AppendBytes(a, bytes.first(2)).ok());
+  EXPECT_TRUE(absl::IsDataLoss((*staged)->AppendBytes(b, bytes.first(2))));  // a was too short.
+  staged = store_.publisher().Stage("planner", 1, {a, b});
+  EXPECT_TRUE((*staged)->AppendBytes(b, bytes.first(2)).ok());
+  EXPECT_TRUE((*staged)->AppendBytes(a, bytes.first(4)).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument((*staged)->AppendBytes(b, bytes.first(2))));  // Twice.
+}
+
+TEST_F(PublishTest, ACloneIsHashedAsItIs) {
+  LinuxOs real;
+  CopyingCloneOs os(real);
+  auto store = Store::Open(os, store_.root(), store_.state(), ::geteuid());
+  ASSERT_TRUE(store.ok());
+  Publisher publisher(**store);
+  const std::string bytes(kChunkBytes + 5, 'c');
+  WriteFile(scratch_ / "src/a", bytes);
+  auto dir = real.OpenDir(scratch_ / "src");
+  auto source = real.OpenFileAt(*dir, "a");
+  const PublishFile file{"a", bytes.size()};
+  auto staged = publisher.Stage("planner", 1, {file});
+  ASSERT_TRUE(staged.ok());
+  ASSERT_TRUE((*staged)->AddFile(file, *source, nullptr).ok());
+  ASSERT_TRUE((*staged)->Commit(nullptr, false).ok());
+  EXPECT_EQ(os.clones(), 1);
+  auto opened = (*store)->OpenVersion("planner", 1, nullptr);
+  ASSERT_TRUE(opened.ok());
+  EXPECT_EQ(opened->manifest->files[0].sha256.Hex(), Hex(bytes));
+  EXPECT_EQ(opened->manifest->files[0].chunks.size(), 2u);
+}
+
+TEST_F(PublishTest, ACrashedPublishIsSweptAndALiveOneIsNot) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    auto staged = store_.publisher().Stage("planner", 1, {{"sub/a", 3}});
+    const bool good =
+        staged.ok() && (*staged)->AppendBytes({"sub/a", 3}, std::as_bytes(std::span("ab", 2))).ok();
+    ::_exit(good ? 0 : 1);  // Without destructors, as a crash is.
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  ASSERT_EQ(Names(Incoming()).size(), 2u);
+
+  const PublishFile file{"a", 3};
+  auto live = store_.publisher().Stage("planner", 2, {file});
+  ASSERT_TRUE(live.ok());
+  WriteFile(Incoming() + "/rsync.tmp/own", "somebody else's");
+  ASSERT_TRUE(store_.publisher().SweepIncoming().ok());
+  EXPECT_EQ(Names(Incoming()).size(), 3u);  // The live one's two, and what is not ours.
+  EXPECT_EQ(ReadFile(Incoming() + "/rsync.tmp/own"), "somebody else's");
+  ASSERT_TRUE((*live)->AppendBytes(file, std::as_bytes(std::span("abc", 3))).ok());
+  EXPECT_TRUE((*live)->Commit(nullptr, false).ok());
+  live->reset();
+  EXPECT_FALSE(Exists(1));
+  EXPECT_TRUE(Exists(2));
+  EXPECT_THAT(Names(Incoming()), ElementsAre("rsync.tmp"));
+}
+
+TEST_F(PublishTest, ARepairReplacesBadBytesUnderLiveReaders) {
+  ASSERT_TRUE(store_.Publish("planner", 8, files_).ok());
+  const std::string path = store_.version_path("planner", 8);
+  // Its bytes rot; a second version shares them.
+  ASSERT_TRUE(store_.Publish("planner", 9, {{"model.gguf", "weights"}}).ok());
+  Rot(path + "/model.gguf");
+  auto reader = store_.store().OpenVersion("planner", 8, nullptr);
+  ASSERT_TRUE(reader.ok());
+  void* mapped = ::mmap(nullptr, 7, PROT_READ, MAP_SHARED, reader->files[0].get(), 0);
+  ASSERT_NE(mapped, MAP_FAILED);
+
+  // Nobody has said that it is bad, and its sizes fit.
+  EXPECT_TRUE(store_.Publish("planner", 8, files_)->already_there);
+  auto repaired = store_.Publish("planner", 8, files_, /*replace_bad=*/true);
+  ASSERT_TRUE(repaired.ok()) << repaired.status();
+  EXPECT_TRUE(repaired->repaired);
+  EXPECT_EQ(ReadFile(path + "/model.gguf"), "weights");
+  EXPECT_EQ(ModeOf(path), 0555u);
+  EXPECT_EQ(std::string(static_cast<char*>(mapped), 7), "#eights");
+  ::munmap(mapped, 7);
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, AVersionThatDoesNotFitItsManifestIsRepairedUnasked) {
+  ASSERT_TRUE(store_.Publish("planner", 8, files_).ok());
+  const std::string path = store_.version_path("planner", 8);
+  ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+  std::filesystem::remove(path + "/model.gguf");
+  auto repaired = store_.Publish("planner", 8, files_);
+  ASSERT_TRUE(repaired.ok()) << repaired.status();
+  EXPECT_TRUE(repaired->repaired);
+  EXPECT_TRUE(store_.store().OpenVersion("planner", 8, nullptr).ok());
+
+  WriteFile(store_.version_path("planner", 9) + "/manifest.json", "{}");
+  const absl::Status status = store_.Publish("planner", 9, files_, true).status();
+  EXPECT_TRUE(absl::IsAlreadyExists(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("nobody can tell"));
+}
+
+TEST_F(PublishTest, ARepairThatFailsPutsTheOldVersionBack) {
+  ASSERT_TRUE(store_.Publish("planner", 8, files_).ok());
+  const std::string path = store_.version_path("planner", 8);
+  Rot(path + "/model.gguf");
+  store_.os().FailCall("RenameNoReplace", 1, EIO);
+  EXPECT_FALSE(store_.Publish("planner", 8, files_, true).ok());
+  EXPECT_EQ(ReadFile(path + "/model.gguf"), "#eights");
+  EXPECT_EQ(ModeOf(path), 0555u);
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
+TEST_F(PublishTest, ACrashInTheMiddleOfARepairIsUndoneByTheSweep) {
+  ASSERT_TRUE(store_.Publish("planner", 8, files_).ok());
+  const std::string path = store_.version_path("planner", 8);
+  Rot(path + "/model.gguf");
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    store_.os().Before("RenameNoReplace", [] { ::_exit(0); });  // The old one is aside by now.
+    (void)store_.Publish("planner", 8, files_, true);
+    ::_exit(1);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_EQ(status, 0);
+  ASSERT_FALSE(Exists(8));
+  ASSERT_TRUE(store_.publisher().SweepIncoming().ok());
+  EXPECT_EQ(ReadFile(path + "/model.gguf"), "#eights");
+  EXPECT_EQ(ModeOf(path), 0555u);
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+  EXPECT_TRUE(store_.Publish("planner", 8, files_, true)->repaired);
+}
+
+}  // namespace
+}  // namespace modelhost

@@ -1,0 +1,428 @@
+"""What the integration tests stand on: a daemon, an operator and clients as real processes.
+
+As root, the three run as three users without any rights; as a plain user all run as that user, and
+the cases that need more say so and are skipped. Nothing here sleeps for correctness: waits look for
+the thing waited for, and have a deadline.
+"""
+import json
+import os
+import pathlib
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+
+AS_ROOT = os.geteuid() == 0
+DAEMON, OPERATOR, CLIENT, STRANGER = (64210, 64211, 64212, 64213) if AS_ROOT else (os.geteuid(),) * 4
+READERS, ADMINS = 64298, 64299
+GROUPS = {DAEMON: [], OPERATOR: [ADMINS, READERS], CLIENT: [READERS], STRANGER: []}
+
+DEADLINE_S = 30.0 * float(os.environ.get("MODELHOST_TEST_SLOW", "1"))
+
+(EXIT_OK, EXIT_OTHER, EXIT_USAGE, EXIT_NOT_FOUND, EXIT_CONFLICT, EXIT_RESOURCES, EXIT_INTEGRITY,
+ EXIT_TIMEOUT, EXIT_UNREACHABLE, EXIT_PERMISSION, EXIT_OLD_SERVES, EXIT_SUPERSEDED,
+ EXIT_DEGRADED) = range(13)
+
+
+class Programs:
+    """Where the built programs are, readable by every user of the tests."""
+
+    def __init__(self, build):
+        build = pathlib.Path(build).resolve()
+        self.build = build
+        self.bin, self.lib = build / "bin", build / "lib"
+        self.scripts = HERE
+        self._copy = None
+        if AS_ROOT and not self._reachable():
+            self._copy = tempfile.TemporaryDirectory(prefix="modelhost-programs-")
+            copy = pathlib.Path(self._copy.name)
+            copy.chmod(0o755)
+            shutil.copytree(self.bin, copy / "bin")
+            (copy / "lib").mkdir()
+            for library in self.lib.glob("libmodelhost.so*"):
+                shutil.copy2(library, copy / "lib", follow_symlinks=False)
+            (copy / "scripts").mkdir()
+            for script in HERE.glob("*.py"):
+                shutil.copy2(script, copy / "scripts")
+            self.bin, self.lib, self.scripts = copy / "bin", copy / "lib", copy / "scripts"
+
+    def _reachable(self):
+        probe = subprocess.run(["/usr/bin/test", "-x", str(self.bin / "modelhostd"), "-a", "-r",
+                                str(HERE / "worker.py")], user=CLIENT, group=CLIENT,
+                               extra_groups=[], check=False)
+        return probe.returncode == 0
+
+    @property
+    def daemon(self):
+        return str(self.bin / "modelhostd")
+
+    @property
+    def ctl(self):
+        return str(self.bin / "modelctl")
+
+    @property
+    def library(self):
+        return str(self.lib / "libmodelhost.so")
+
+    @property
+    def sanitized(self):
+        return "asan" in self.build.name or "tsan" in self.build.name
+
+
+PROGRAMS = None  # Set by run.py before any test runs.
+
+
+def use_build(folder):
+    global PROGRAMS
+    PROGRAMS = Programs(folder)
+
+
+def as_user(uid):
+    """Keyword arguments for subprocess that start a program as one of our users."""
+    if not AS_ROOT:
+        return {}
+    return {"user": uid, "group": uid, "extra_groups": GROUPS[uid]}
+
+
+def environment(**more):
+    # PYTHONMALLOC etc. of the person who runs the tests are not the programs' business.
+    env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
+           "LD_LIBRARY_PATH": str(PROGRAMS.lib), "PYTHONDONTWRITEBYTECODE": "1"}
+    for name in ("ASAN_OPTIONS", "UBSAN_OPTIONS", "TSAN_OPTIONS", "LSAN_OPTIONS"):
+        if name in os.environ:
+            env[name] = os.environ[name]
+    env.update(more)
+    return env
+
+
+def wait_for(what, condition, deadline_s=None):
+    """The first true answer of `condition`, looked at again and again until the deadline."""
+    end = time.monotonic() + (deadline_s or DEADLINE_S)
+    pause = 0.002
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        if time.monotonic() > end:
+            raise AssertionError(f"waited in vain for: {what}")
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.05)
+
+
+class Result:
+    """How a program ended."""
+
+    def __init__(self, arguments, code, out, err):
+        self.arguments, self.code, self.out, self.err = arguments, code, out, err
+
+    def json(self):
+        return json.loads(self.out)
+
+    def __str__(self):
+        return f"{' '.join(self.arguments)} -> {self.code}\nstdout: {self.out}\nstderr: {self.err}"
+
+
+class Daemon:
+    """One modelhostd with a store, a state and a runtime directory of its own."""
+
+    def __init__(self, folder, config=None, limits=None, arguments=(), store=None, wait=True,
+                 metrics="off", prlimit=()):
+        self.folder = pathlib.Path(folder)
+        self.store = pathlib.Path(store) if store else self.folder / "store"
+        self.state = self.folder / "state"
+        self.runtime = self.folder / "run"
+        self.config_text = config
+        self.limits = limits or {}
+        self.arguments = list(arguments)
+        self.metrics = metrics
+        self.process = None
+        self.notify = None
+        self.log = self.folder / "daemon.log"
+        for path in (self.store, self.state, self.runtime):
+            self._make(path)
+        self.runtime.chmod(0o755)
+        if wait:
+            self.start()
+
+    def _make(self, path):
+        if not path.exists():
+            path.mkdir(parents=True)
+            if AS_ROOT:
+                os.chown(path, DAEMON, DAEMON)
+
+    def command(self):
+        text = self.config_text if self.config_text is not None else ""
+        access = f'[access]\nread_groups = ["{READERS}"]\nadmin_groups = ["{ADMINS}"]\n'
+        config = self.folder / "modelhostd.toml"
+        config.write_text(text + ("\n" + access if "[access]" not in text else ""))
+        config.chmod(0o644)
+        return [PROGRAMS.daemon, "--config", str(config), "--store", str(self.store), "--state",
+                str(self.state), "--runtime-dir", str(self.runtime), "--metrics", self.metrics,
+                "--log-level", "debug", *self.arguments]
+
+    def start(self, wait_ready=True, user=None):
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        path = self.folder / "notify.sock"
+        path.unlink(missing_ok=True)
+        self.notify.bind(str(path))
+        path.chmod(0o666)
+        self.notify.settimeout(0.2)
+        self.messages = []
+        limits = self.limits
+
+        def set_limits():
+            for name, value in limits.items():
+                resource.setrlimit(getattr(resource, name), (value, value))
+
+        with open(self.log, "ab") as log:
+            self.process = subprocess.Popen(
+                self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                env=environment(NOTIFY_SOCKET=str(path)), cwd="/", preexec_fn=set_limits,
+                **as_user(DAEMON if user is None else user))
+        if wait_ready:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self, deadline_s=None):
+        end = time.monotonic() + (deadline_s or DEADLINE_S)
+        while "READY=1" not in self.messages:
+            if self.process.poll() is not None:
+                raise AssertionError(f"modelhostd ended with {self.process.returncode}:\n"
+                                     f"{self.log_tail()}")
+            if time.monotonic() > end:
+                raise AssertionError(f"modelhostd is not ready in time:\n{self.log_tail()}")
+            try:
+                self.messages += self.notify.recv(4096).decode().split("\n")
+            except TimeoutError:
+                pass
+
+    def log_tail(self, lines=40):
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+    @property
+    def alive(self):
+        return self.process is not None and self.process.poll() is None
+
+    @property
+    def handles_socket(self):
+        return self.runtime / "handles.sock"
+
+    def kill(self):
+        """As the kernel would: no clean-up of any kind."""
+        self.process.kill()
+        self.process.wait()
+        self.notify.close()
+
+    def stop(self, deadline_s=None):
+        """SIGTERM; the exit status."""
+        if self.process is None:
+            return None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        try:
+            code = self.process.wait(deadline_s or DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(f"modelhostd does not stop:\n{self.log_tail()}") from None
+        finally:
+            self.notify.close()
+        return code
+
+    def ctl(self, *arguments, user=OPERATOR, deadline_s=None, env=None):
+        command = [PROGRAMS.ctl, "--runtime-dir", str(self.runtime), *map(str, arguments)]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+                              timeout=deadline_s or 2 * DEADLINE_S, check=False, cwd="/",
+                              env=environment(**(env or {})), **as_user(user))
+        return Result(command[3:], done.returncode, done.stdout, done.stderr)
+
+    def ctl_start(self, *arguments, user=OPERATOR):
+        command = [PROGRAMS.ctl, "--runtime-dir", str(self.runtime), *map(str, arguments)]
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, cwd="/", env=environment(),
+                                **as_user(user))
+
+
+class Client:
+    """A worker.py process; every method call is one command to it."""
+
+    def __init__(self, daemon, user=CLIENT, limits=None, connect=True):
+        limits = limits or {}
+
+        def set_limits():
+            for name, value in limits.items():
+                resource.setrlimit(getattr(resource, name), (value, value))
+
+        env = environment()
+        if PROGRAMS.sanitized:
+            runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True,
+                                     text=True, check=True).stdout.strip()
+            env["LD_PRELOAD"] = runtime
+            env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
+        self.process = subprocess.Popen(
+            ["/usr/bin/python3", "-B", str(PROGRAMS.scripts / "worker.py"), PROGRAMS.library,
+             str(daemon.runtime)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=env, cwd="/", preexec_fn=set_limits, **as_user(user))
+        if connect:
+            answer = self.call("connect")
+            if not answer["ok"]:
+                raise AssertionError(f"a client could not connect: {answer}")
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def begin(self, verb, **arguments):
+        self.process.stdin.write(json.dumps({"do": verb, **arguments}) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self):
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"a client died with {self.process.wait()}")
+        return json.loads(line)
+
+    def call(self, verb, **arguments):
+        self.begin(verb, **arguments)
+        return self.answer()
+
+    def ok(self, verb, **arguments):
+        answer = self.call(verb, **arguments)
+        if not answer["ok"]:
+            raise AssertionError(f"{verb} {arguments}: {answer}")
+        return answer
+
+    def kill(self):
+        self.process.kill()
+        self.close()
+
+    def close(self):
+        if self.process.stdin and not self.process.stdin.closed:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            self.process.wait(DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+class Case(unittest.TestCase):
+    """A test with a folder of its own and, by default, a running daemon."""
+
+    daemon_options = {}
+    start_daemon = True
+
+    def setUp(self):
+        self._folder = tempfile.TemporaryDirectory(prefix="modelhost-test-")
+        self.addCleanup(self._folder.cleanup)
+        self.folder = pathlib.Path(self._folder.name)
+        self.folder.chmod(0o755)
+        self.daemon = None
+        if self.start_daemon:
+            self.daemon = self.new_daemon(**self.daemon_options)
+
+    def new_daemon(self, name="d", **options):
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o755)
+        daemon = Daemon(folder, wait=False, **options)
+        self.addCleanup(self._finish, daemon)
+        daemon.start()
+        return daemon
+
+    def _finish(self, daemon):
+        if daemon.process is None:
+            return
+        alive = daemon.alive
+        code = daemon.stop()
+        if alive and code != 0 and not getattr(daemon, "may_fail", False):
+            raise AssertionError(f"modelhostd ended with {code} on SIGTERM:\n{daemon.log_tail()}")
+        self.check_log(daemon)
+
+    def check_log(self, daemon):
+        text = daemon.log.read_text(errors="replace")
+        for bad in ("AddressSanitizer", "runtime error:", "ThreadSanitizer", "LeakSanitizer",
+                    "invalid transition", "Check failed"):
+            if bad in text:
+                raise AssertionError(f"the daemon's log has {bad!r}:\n{text[-4000:]}")
+
+    def client(self, **options):
+        client = Client(options.pop("daemon", self.daemon), **options)
+        self.addCleanup(client.close)
+        return client
+
+    def source(self, name="source"):
+        """A folder that only the operator may read."""
+        folder = self.folder / name
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def give(self, folder, uid=OPERATOR):
+        """Hands a tree to a user, closed to all others."""
+        folder = pathlib.Path(folder)
+        for path in [folder, *folder.rglob("*")]:
+            path.chmod(0o700 if path.is_dir() else 0o600)
+            if AS_ROOT:
+                os.chown(path, uid, uid)
+        return folder
+
+    def ctl(self, *arguments, expect=EXIT_OK, **options):
+        result = (options.pop("daemon", None) or self.daemon).ctl(*arguments, **options)
+        self.assertEqual(result.code, expect, str(result))
+        if expect not in (EXIT_OK, EXIT_DEGRADED):
+            self.assertEqual(result.out, "", f"stdout of a failure is empty\n{result}")
+            errors = [line for line in result.err.splitlines() if line.startswith("error: ")]
+            self.assertEqual(len(errors), 1, f"one error line\n{result}")
+        return result
+
+    def json(self, *arguments, **options):
+        return self.ctl("-o", "json", *arguments, **options).json()
+
+    def publish(self, model, version, folder=None, seed=None, label=None, **model_options):
+        import models
+        if folder is None:
+            folder = models.simple_model(self.folder / f"src-{model}-{version}",
+                                         version if seed is None else seed, **model_options)
+        self.give(folder)
+        more = ["--label", label] if label else []
+        self.ctl("publish", folder, "--model", model, "--version", version, *more)
+        return folder
+
+    def serve(self, model, version, **options):
+        """Publishes a version and makes it the stable one."""
+        self.publish(model, version, **options)
+        self.ctl("swap", model, "--version", version)
+
+    def version_row(self, model, version):
+        rows = self.json("versions", model, "--all")["items"]
+        for row in rows:
+            if row["version"] == version:
+                return row
+        self.fail(f"{model}@{version} is not in {rows}")
+        return None
+
+    def wait_leases(self, count, model=None, daemon=None):
+        arguments = ["leases"] + (["--model", model] if model else [])
+        wait_for(f"{count} leases", lambda: len(
+            (daemon or self.daemon).ctl("-o", "json", *arguments).json()["items"]) == count)
+
+
+def smoke(test):
+    """Marks a case for slow builds (run.py --smoke)."""
+    test.smoke = True
+    return test
+
+
+def needs_root(test):
+    return unittest.skipUnless(AS_ROOT, "needs root, to start programs as several users")(test)
