@@ -147,15 +147,19 @@ class Tour:
         crowd = []
         for number in range(READERS):
             crowd.append(self.start(f"reader-{number}", [
-                self.bin / "modelhost-reader", "--runtime-dir", self.runtime, "--json", "--hold",
-                ref], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+                self.bin / "modelhost-reader", "--runtime-dir", self.runtime, "--ref", ref, "--json",
+                "--checksum", "--pss", "--hold-stdin"], stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, text=True))
         answers = []
         for number, process in enumerate(crowd):
-            line = process.stdout.readline()
-            if not line:
-                raise Failure(f"a reader ended with {process.wait()}:\n" +
-                              self.log_tail(f"reader-{number}"))
-            answers.append(json.loads(line))
+            answer = {}
+            while answer.get("kind") != "memory":  # The last line before it waits.
+                line = process.stdout.readline()
+                if not line:
+                    raise Failure(f"a reader ended with {process.wait()}:\n" +
+                                  self.log_tail(f"reader-{number}"))
+                answer = {**answer, **json.loads(line)}
+            answers.append(answer)
         memory = [self.pss(process.pid) for process in crowd]
         daemon = self.pss(self.started[0][1].pid)
         for process in crowd:
@@ -174,8 +178,7 @@ class Tour:
         """Until the nodes say that they use `version`."""
         end = time.monotonic() + 20
         for name in names:
-            while f"version={version}" not in (self.folder / f"{name}.log").read_text().replace(
-                    f"planner@{version}", f"version={version}"):
+            while f"planner@{version}" not in (self.folder / f"{name}.log").read_text():
                 for started, process in self.started:
                     if started == name and process.poll() is not None:
                         raise Failure(f"{name} ended with {process.returncode}:\n" +
@@ -218,7 +221,7 @@ class Tour:
 
         say(f"{READERS} processes read every byte of it")
         answers, memory = self.readers("planner")
-        sums = {answer["sum"] for answer in answers}
+        sums = {answer["checksum"] for answer in answers}
         if len(sums) != 1:
             raise Failure(f"the readers read different bytes: {sums}")
         attach = sorted(answer["attach_us"] for answer in answers)[READERS // 2]
@@ -229,9 +232,10 @@ class Tour:
                  f"{READERS * size / MIB:.0f} MiB")
 
         say("Perception and planning nodes run; version 2 is published and takes over under them")
-        nodes = ["perception_node", "planning_node"]
+        nodes = ["modelhost-perception", "modelhost-planning"]
         for name in nodes:
-            self.start(name, [self.bin / name, "--runtime-dir", self.runtime, "--model", "planner"])
+            self.start(name, ["stdbuf", "-oL", self.bin / name, "--runtime-dir", self.runtime,
+                              "--model", "planner", "--loops", 1000000])
         self.wait_adopted(nodes, 1)
         answer, took = self.publish(self.folder / "planner-v2", "planner", 2)
         self.row("publish planner@2", ms(took),
@@ -267,7 +271,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", type=pathlib.Path, default=HERE.parent / "build/release")
     arguments = parser.parse_args()
-    for name in ("modelhostd", "modelctl", "modelhost-reader"):
+    for name in ("modelhostd", "modelctl", "modelhost-reader", "modelhost-perception",
+                 "modelhost-planning"):
         if not (arguments.build / "bin" / name).is_file():
             print(f"error: {arguments.build / 'bin' / name} is not built (deploy/quickstart builds it)",
                   file=sys.stderr)

@@ -65,7 +65,7 @@ class Builder {
   CLI::App* Verb(CLI::App* parent, const char* group, const char* name, const char* help, Run run) {
     CLI::App* verb = parent->add_subcommand(name, help);
     verb->fallthrough();
-    verb->group(group);
+    if (*group != '\0') verb->group(group);  // An empty group would hide it.
     verb->callback([this, run = std::move(run)] { line_.run = run; });
     return verb;
   }

@@ -145,7 +145,7 @@ Outcome<SourceSet> CollectSource(const std::string& path) {
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return Errno(path, errno);
   SourceSet set;
-  Walk walk(set);
+  Walk walk(set, S_ISDIR(info.st_mode) ? path : "");
   const Exit exit = S_ISDIR(info.st_mode) ? walk.Folder(path, "", 0)
                                           : walk.File(path, fs::path(path).filename().string());
   if (!exit.ok()) return exit;

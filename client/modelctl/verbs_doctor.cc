@@ -15,12 +15,15 @@ namespace {
 
 constexpr char kSystemStore[] = "/var/lib/modelhost/store";
 
+// The finding of an error line without its advice, which has a column of its own.
+std::string WithoutAdvice(const std::string& error) { return error.substr(0, error.rfind(" (")); }
+
 Check CheckControl(Context& context, DaemonStatus& daemon) {
   const auto control = context.Control();
   if (!control.ok()) {
     return {"control.sock",
             control.exit().code == ExitCode::kPermission ? Verdict::kFail : Verdict::kWarn,
-            control.exit().error, "start modelhostd, or give --runtime-dir"};
+            WithoutAdvice(control.exit().error), "start modelhostd, or give --runtime-dir"};
   }
   auto status =
       context.Call("status", &v1::Control::StubInterface::GetStatus, v1::GetStatusRequest());

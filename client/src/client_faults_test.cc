@@ -72,6 +72,18 @@ TEST_F(FaultsTest, ASocketThatMayNotBeOpenedIsPermissionDenied) {
   EXPECT_EQ(error_.status, MH_PERMISSION_DENIED);
 }
 
+TEST_F(FaultsTest, ADaemonThatRefusesSaysWhy) {
+  server_->Start();
+  Faults faults;
+  faults.refuse_connections = true;
+  server_->SetFaults(faults);
+  for (int i = 0; i < 50; ++i) {  // Before our hello, and after it.
+    ASSERT_EQ(TryConnect(5000), nullptr);
+    ASSERT_EQ(error_.status, MH_PERMISSION_DENIED) << error_.message;
+    ASSERT_THAT(error_.message, HasSubstr("no group that may read"));
+  }
+}
+
 TEST_F(FaultsTest, ADaemonThatSaysNothingTimesOut) {
   server_->Start();
   Faults faults;

@@ -1,6 +1,8 @@
 // Following labels: what is adopted, when, and what happens to the version before.
 #include <poll.h>
+#include <time.h>
 
+#include <algorithm>
 #include <atomic>
 #include <thread>
 
@@ -93,6 +95,33 @@ TEST_F(LiveTest, ARemovedLabelChangesNothing) {
   server_->SetLabel("planner", "stable", 8);
   EXPECT_TRUE(AdoptsVersion(live, 8));
   EXPECT_EQ(mh_live_status(live.get(), &error_), MH_OK);
+}
+
+// Whatever happened before, the background thread sleeps when there is nothing to do.
+TEST_F(LiveTest, AnIdleClientCostsNoTime) {
+  StartUsual();
+  const ClientPtr client = Connect();
+  const LivePtr live = Follow(client, "planner");
+  server_->SetLabel("planner", "stable", 0);
+  ASSERT_TRUE(FakeServer::Eventually([&] { return mh_live_status(live.get(), &error_) != MH_OK; }));
+  server_->SetLabel("planner", "stable", 8);
+  ASSERT_TRUE(AdoptsVersion(live, 8));
+  server_->Stop();
+  server_->Start();
+  ASSERT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 1; }));
+  const auto cpu_ms = [] {
+    timespec time{};
+    ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+    return time.tv_sec * 1000 + time.tv_nsec / 1'000'000;
+  };
+  // A thread that spins uses more in a second than this, however busy the machine is.
+  long least = 1000;
+  for (int i = 0; i < 5 && least > 20; ++i) {
+    const long before = cpu_ms();
+    (void)::poll(nullptr, 0, 200);
+    least = std::min(least, cpu_ms() - before);
+  }
+  EXPECT_LE(least, 20);
 }
 
 TEST_F(LiveTest, AFixedVersionIsFollowedNowhere) {

@@ -52,8 +52,14 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
   hello.header = MakeHeader(abi::FrameType::kHello, sizeof(hello), kRequest, 0);
   hello.abi_min = abi::kFrameAbiMin;
   hello.abi_max = abi::kFrameAbi;
-  if (auto sent = SendFrame(socket_, AsBytes(hello), {}, {}); !sent.ok()) return sent;
+  // A daemon that refuses us says why and hangs up, perhaps before we have said anything: whether
+  // or not the hello goes out, there may be an answer to read.
+  const auto sent = SendFrame(socket_, AsBytes(hello), {}, {});
   auto frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, deadline);
+  if (!frame.ok() && frame.error().sys_errno == ECONNRESET) {
+    frame = ReceiveFrame(socket_, buffer, ReceiveWait::kNo, deadline);
+  }
+  if (!frame.ok() && !sent.ok()) return sent;
   if (!frame.ok()) {
     Error error = std::move(frame).error();
     if (error.code == Code::kDeadlineExceeded) {

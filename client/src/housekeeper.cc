@@ -10,6 +10,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <new>
 
 #include "client/src/process.h"
 #include "client/src/session.h"
@@ -25,6 +26,7 @@ constexpr size_t kStackBytes = 512 << 10;
 // does not make a thread each time.
 constexpr std::chrono::seconds kLinger{10};
 constexpr std::chrono::seconds kLongestSleep{60};
+constexpr std::chrono::seconds kOutOfMemoryPause{1};
 
 void Control(const UniqueFd& epoll, int operation, const UniqueFd& socket, uint64_t id,
              bool armed) {
@@ -79,32 +81,42 @@ void* Housekeeper::ThreadMain(void* self) {
   return nullptr;
 }
 
+Housekeeper::Look Housekeeper::LookAtSessions(std::span<const epoll_event> events) {
+  for (const epoll_event& event : events) {
+    if (event.data.u64 == kWakeId) {
+      uint64_t ignored = 0;
+      (void)!::read(wake_.get(), &ignored, sizeof(ignored));
+      continue;
+    }
+    const auto session = process_.FindSession(event.data.u64);
+    if (session != nullptr) session->OnReadable();
+  }
+  Look look{steady_clock::time_point::max(), true};
+  for (const auto& session : process_.Sessions()) {
+    look.alone = false;
+    look.next = std::min(look.next, session->Tick(steady_clock::now()));
+  }
+  return look;
+}
+
 void Housekeeper::Run() {
   std::array<epoll_event, 16> events{};
   auto next_look = steady_clock::now();
   auto alone_since = steady_clock::time_point::max();
   while (true) {
     const auto now = steady_clock::now();
-    const auto left =
-        std::chrono::ceil<std::chrono::milliseconds>(std::clamp<steady_clock::duration>(
-            next_look - now, steady_clock::duration::zero(), kLongestSleep));
+    const auto wake_at = std::clamp(next_look, now, now + kLongestSleep);
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(wake_at - now);
     const int count = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()),
                                    static_cast<int>(left.count()));
-    for (int i = 0; i < count; ++i) {
-      if (events[static_cast<size_t>(i)].data.u64 == kWakeId) {
-        uint64_t ignored = 0;
-        (void)!::read(wake_.get(), &ignored, sizeof(ignored));
-        continue;
-      }
-      const auto session = process_.FindSession(events[static_cast<size_t>(i)].data.u64);
-      if (session != nullptr) session->OnReadable();
+    Look look;
+    try {
+      look = LookAtSessions(std::span(events).first(static_cast<size_t>(std::max(count, 0))));
+    } catch (const std::bad_alloc&) {
+      look.next = steady_clock::now() + kOutOfMemoryPause;
     }
-    const auto sessions = process_.Sessions();
-    next_look = steady_clock::time_point::max();
-    for (const auto& session : sessions) {
-      next_look = std::min(next_look, session->Tick(steady_clock::now()));
-    }
-    if (!sessions.empty()) {
+    next_look = look.next;
+    if (!look.alone) {
       alone_since = steady_clock::time_point::max();
       continue;
     }

@@ -8,8 +8,12 @@
 // Thread-safe. Sockets are known by the session's id, never by their number.
 #pragma once
 
+#include <sys/epoll.h>
+
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "proto/handle/error.h"
 #include "proto/handle/unique_fd.h"
@@ -39,6 +43,13 @@ class Housekeeper {
       : process_(process), epoll_(std::move(epoll)), wake_(std::move(wake)) {}
   static void* ThreadMain(void* self);
   void Run();
+  // Calls the sessions: those named by `events`, then all. Returns when to look again, and whether
+  // there are any.
+  struct Look {
+    std::chrono::steady_clock::time_point next;
+    bool alone = false;
+  };
+  Look LookAtSessions(std::span<const epoll_event> events);
 
   Process& process_;
   UniqueFd epoll_;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <new>
 #include <thread>
 
 #include "client/src/process.h"
@@ -311,13 +312,17 @@ Result<std::vector<Held>> Session::Acquire(std::span<const abi::Ref> refs, bool 
   }
 }
 
-void Session::Release(const std::shared_ptr<Lease>& lease) {
+void Session::Release(const std::shared_ptr<Lease>& lease) noexcept {
   if (forked()) return;
   const MutexLock lock(mutex_);
   const bool held = lease->state == Lease::State::kHeld;
   lease->state = Lease::State::kReleased;
   std::erase(leases_, lease);
-  if (held && connected()) SendRelease(lease->id);
+  try {
+    if (held && connected()) SendRelease(lease->id);
+  } catch (const std::bad_alloc&) {
+    // The lease then ends with the connection.
+  }
   if (!unsent_releases_.empty() && housekeeper_ != nullptr) housekeeper_->Wake();
 }
 
@@ -378,7 +383,7 @@ Result<CatalogueReader::Label> Session::Resolve(const abi::Ref& ref) {
   }
   if (slot == nullptr || label.version == 0) {
     return Error{Code::kNotFound,
-                 ReferenceName(ref) + ": no version has this label (modelctl label ls)", 0};
+                 ReferenceName(ref) + ": this label names no READY version (modelctl versions)", 0};
   }
   return label;
 }

@@ -88,7 +88,7 @@ class Session : public std::enable_shared_from_this<Session> {
   Result<std::vector<Held>> Acquire(std::span<const abi::Ref> refs, bool wait, SteadyTime deadline)
       MH_EXCLUDES(mutex_);
   // Does not wait. The model is the caller's to unmap.
-  void Release(const std::shared_ptr<Lease>& lease) MH_EXCLUDES(mutex_);
+  void Release(const std::shared_ptr<Lease>& lease) noexcept MH_EXCLUDES(mutex_);
   struct Fetched {
     abi::RegionRef ref{};
     UniqueFd fd;

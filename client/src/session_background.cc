@@ -260,7 +260,9 @@ void Session::StartFollows(SteadyTime now) {
   const MutexLock lock(mutex_);
   for (Following& following : followers_) {
     if (!connected()) return;
-    if (following.asked || now < following.retry_at || !following.follower->Behind()) continue;
+    if (following.asked || now < following.retry_at) continue;
+    following.retry_at = {};
+    if (!following.follower->Behind()) continue;
     const auto refs = following.follower->refs();
     auto request = std::make_unique<Request>();
     request->kind = Request::Kind::kFollow;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <new>
 
 #include "client/src/reference.h"
 #include "client/src/session.h"
@@ -50,8 +51,13 @@ void Session::FlushReleases() {
 bool Session::ReadOne(ReceiveWait wait, SteadyTime deadline) {
   reading_ = true;
   const UniqueFd& socket = connection_->socket();  // Only the reader closes it.
+  Result<ReceivedFrame> frame = Error{Code::kResourceExhausted, "out of memory", 0};
   mutex_.Unlock();
-  auto frame = ReceiveFrame(socket, buffer_, wait, deadline);
+  try {
+    frame = ReceiveFrame(socket, buffer_, wait, deadline);
+  } catch (const std::bad_alloc&) {
+    // The frame is lost, and with it the connection; the role and the lock must not be.
+  }
   mutex_.Lock();
   reading_ = false;
   bool came = true;

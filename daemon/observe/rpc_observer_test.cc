@@ -3,26 +3,62 @@
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
-#include <grpcpp/health_check_service_interface.h>
 #include <gtest/gtest.h>
 
+#include <memory>
+
 #include "daemon/observe/metrics_test_exposition.h"
-#include "daemon/platform/clock.h"
+#include "tests/fakes/manual_clock.h"
 
 namespace modelhost {
 namespace {
 
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
-using ::testing::SizeIs;
 
-// gRPC's own health service, watched.
+// A service by hand, as the generated code would make it: bytes in, bytes out.
+class Echo final : public grpc::Service {
+ public:
+  explicit Echo(ManualClock& clock) {
+    using grpc::internal::RpcMethod;
+    AddMethod(std::make_unique<grpc::internal::RpcServiceMethod>(
+                  "/test.Echo/Say", RpcMethod::NORMAL_RPC,
+                  std::make_unique<
+                      grpc::internal::RpcMethodHandler<Echo, grpc::ByteBuffer, grpc::ByteBuffer>>(
+                      [&clock](Echo*, grpc::ServerContext*, const grpc::ByteBuffer* in,
+                               grpc::ByteBuffer* out) {
+                        clock.Advance(absl::Milliseconds(2));
+                        *out = *in;
+                        return in->Length() > 0
+                                   ? grpc::Status::OK
+                                   : grpc::Status(grpc::StatusCode::NOT_FOUND, "no words");
+                      },
+                      this)
+                      .release())
+                  .release());
+    AddMethod(
+        std::make_unique<grpc::internal::RpcServiceMethod>(
+            "/test.Echo/Repeat", RpcMethod::SERVER_STREAMING,
+            std::make_unique<
+                grpc::internal::ServerStreamingHandler<Echo, grpc::ByteBuffer, grpc::ByteBuffer>>(
+                [&clock](Echo*, grpc::ServerContext*, const grpc::ByteBuffer* in,
+                         grpc::ServerWriter<grpc::ByteBuffer>* out) {
+                  clock.Advance(absl::Milliseconds(2));
+                  out->Write(*in);
+                  clock.Advance(absl::Seconds(50));  // The rest is no longer an answer.
+                  return grpc::Status(grpc::StatusCode::ABORTED, "enough");
+                },
+                this)
+                .release())
+            .release());
+  }
+};
+
 class RpcObserverTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    grpc::EnableDefaultHealthCheckService(true);
     grpc::ServerBuilder builder;
+    builder.RegisterService(&echo_);
     std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> creators;
     creators.push_back(MakeRpcObserver(metrics_, clock_));
     builder.experimental().SetInterceptorCreators(std::move(creators));
@@ -58,20 +94,31 @@ class RpcObserverTest : public ::testing::Test {
     return Exposition(metrics_.registry()->Collect());
   }
 
-  SystemClock clock_;
+  ManualClock clock_;
   Metrics metrics_{BuildInfo{}};
+  Echo echo_{clock_};
   std::unique_ptr<grpc::Server> server_;
   std::shared_ptr<grpc::Channel> channel_;
 };
 
-TEST_F(RpcObserverTest, CountsCallsByMethodAndCode) {
-  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", ""), grpc::StatusCode::OK);
-  EXPECT_EQ(Call("/grpc.health.v1.Health/Check", "\x0a\x04none"), grpc::StatusCode::NOT_FOUND);
+TEST_F(RpcObserverTest, CountsAndTimesCallsByMethodAndCode) {
+  EXPECT_EQ(Call("/test.Echo/Say", "word"), grpc::StatusCode::OK);
+  EXPECT_EQ(Call("/test.Echo/Say", ""), grpc::StatusCode::NOT_FOUND);
   const Exposition scrape = Scrape();
-  const std::string count = "modelhost_rpc_duration_seconds_count";
-  EXPECT_EQ(scrape.Value(count + "{code=\"OK\",method=\"grpc.health.v1.Health/Check\"}"), 1);
-  EXPECT_EQ(scrape.Value(count + "{code=\"NOT_FOUND\",method=\"grpc.health.v1.Health/Check\"}"), 1);
-  EXPECT_EQ(scrape.Value("modelhost_rpc_in_flight{method=\"grpc.health.v1.Health/Check\"}"), 0);
+  const std::string name = "modelhost_rpc_duration_seconds";
+  EXPECT_EQ(scrape.Value(name + "_count{code=\"OK\",method=\"test.Echo/Say\"}"), 1);
+  EXPECT_EQ(scrape.Value(name + "_count{code=\"NOT_FOUND\",method=\"test.Echo/Say\"}"), 1);
+  EXPECT_EQ(scrape.Value(name + "_sum{code=\"OK\",method=\"test.Echo/Say\"}"), 0.002);
+  EXPECT_EQ(scrape.Value("modelhost_rpc_in_flight{method=\"test.Echo/Say\"}"), 0);
+}
+
+TEST_F(RpcObserverTest, AStreamIsAnsweredByItsFirstMessage) {
+  Call("/test.Echo/Repeat", "word");
+  const Exposition scrape = Scrape();
+  const std::string name = "modelhost_rpc_duration_seconds";
+  EXPECT_EQ(scrape.Value(name + "_sum{code=\"OK\",method=\"test.Echo/Repeat\"}"), 0.002);
+  EXPECT_FALSE(scrape.Has(name + "_count{code=\"ABORTED\",method=\"test.Echo/Repeat\"}"));
+  EXPECT_EQ(scrape.Value("modelhost_rpc_in_flight{method=\"test.Echo/Repeat\"}"), 0);
 }
 
 TEST_F(RpcObserverTest, AMethodThatNobodyServesMakesNoSeriesOfItsOwn) {

@@ -63,8 +63,7 @@ std::optional<uint32_t> GroupNumber(const std::string& entry) {
   while (true) {
     group found{};
     group* result = nullptr;
-    const int error =
-        ::getgrnam_r(entry.c_str(), &found, buffer.data(), buffer.size(), &result);
+    const int error = ::getgrnam_r(entry.c_str(), &found, buffer.data(), buffer.size(), &result);
     if (error == ERANGE && buffer.size() < kMaxGroupEntryBytes) {
       buffer.resize(buffer.size() * 2);
       continue;

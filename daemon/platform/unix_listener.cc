@@ -27,9 +27,9 @@ absl::StatusOr<sockaddr_un> AddressOf(const std::string& path) {
   address.sun_family = AF_UNIX;
   constexpr size_t kLimit = sizeof(address.sun_path) - 1;
   if (path.empty() || path.size() > kLimit) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        path, ": a socket path of ", path.size(), " bytes: the kernel allows 1 to ", kLimit,
-        " (choose a shorter runtime directory with --runtime-dir)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": a socket path of ", path.size(), " bytes: the kernel allows 1 to ",
+                     kLimit, " (choose a shorter runtime directory with --runtime-dir)"));
   }
   std::memcpy(address.sun_path, path.data(), path.size());
   return address;
@@ -106,10 +106,11 @@ absl::StatusOr<UnixListener> UnixListener::Bind(const std::string& path, SocketT
 absl::StatusOr<UnixListener> UnixListener::Adopt(UniqueFd fd, SocketType type) {
   if (IntOption(fd, SO_DOMAIN) != AF_UNIX || IntOption(fd, SO_TYPE) != KernelType(type) ||
       IntOption(fd, SO_ACCEPTCONN) != 1) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "inherited descriptor ", fd.get(), ": not a listening Unix socket of type ",
-        type == SocketType::kStream ? "SOCK_STREAM (ListenStream= in the socket unit)"
-                                    : "SOCK_SEQPACKET (ListenSequentialPacket= in the socket unit)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("inherited descriptor ", fd.get(), ": not a listening Unix socket of type ",
+                     type == SocketType::kStream
+                         ? "SOCK_STREAM (ListenStream= in the socket unit)"
+                         : "SOCK_SEQPACKET (ListenSequentialPacket= in the socket unit)"));
   }
   const int flags = ::fcntl(fd.get(), F_GETFL);
   if (flags < 0 || ::fcntl(fd.get(), F_SETFL, flags | O_NONBLOCK) != 0 ||

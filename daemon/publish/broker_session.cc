@@ -26,6 +26,8 @@ template <typename... Handlers>
 struct Overloaded : Handlers... {
   using Handlers::operator()...;
 };
+template <typename... Handlers>
+Overloaded(Handlers...) -> Overloaded<Handlers...>;
 
 absl::Duration DeadlineOf(const AcquireRequest& acquire) {
   constexpr auto kLongestMs = static_cast<uint64_t>(std::numeric_limits<int32_t>::max());
@@ -49,7 +51,8 @@ void BrokerSession::Start() {
   watched_events_ = EPOLLIN;
   watch_ = deps_.loop.Watch(socket_.get(), watched_events_,
                             [owner = &deps_.owner, id = id_](uint32_t events) {
-                              owner->Enter(id, SessionOwner::From::kLoop, [events](BrokerSession& s) { s.OnReady(events); });
+                              owner->Enter(id, SessionOwner::From::kLoop,
+                                           [events](BrokerSession& s) { s.OnReady(events); });
                             });
   hello_timer_ =
       deps_.loop.PostDelayed(deps_.options.hello_timeout, [owner = &deps_.owner, id = id_] {
@@ -172,8 +175,7 @@ void BrokerSession::OnAcquire(uint32_t request_id, AcquireRequest acquire) {
   refs.reserve(acquire.refs.size());
   for (RequestedRef& ref : acquire.refs) {
     pending.models.push_back(ref.model);
-    refs.push_back(
-        {std::move(ref.model), std::move(ref.label), ref.version, Digest{ref.digest}});
+    refs.push_back({std::move(ref.model), std::move(ref.label), ref.version, Digest{ref.digest}});
   }
   if (!acquire.wait) {
     FinishAcquire(pending, deps_.manager.Acquire(id_, refs));
@@ -184,9 +186,8 @@ void BrokerSession::OnAcquire(uint32_t request_id, AcquireRequest acquire) {
       id_, std::move(refs), DeadlineOf(acquire),
       [owner = &deps_.owner, id = id_,
        pending = std::move(pending)](absl::StatusOr<std::vector<Grant>> grants) {
-        owner->Enter(id, SessionOwner::From::kManager, [&](BrokerSession& session) {
-          session.FinishAcquire(pending, grants);
-        });
+        owner->Enter(id, SessionOwner::From::kManager,
+                     [&](BrokerSession& session) { session.FinishAcquire(pending, grants); });
       });
 }
 
@@ -222,9 +223,8 @@ absl::StatusOr<OutFrame> BrokerSession::Fetched(uint32_t request_id, const Fetch
   auto version = deps_.manager.Leased(id_, fetch.lease_id);
   if (!version.ok()) return version.status();
   if (fetch.region >= (*version)->regions.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("fetch: region ", fetch.region,
-                                                   " of a version that has ",
-                                                   (*version)->regions.size()));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "fetch: region ", fetch.region, " of a version that has ", (*version)->regions.size()));
   }
   auto fd = ReopenReadOnly((*version)->regions[fetch.region]->fd());
   if (!fd.ok()) return fd.status();
@@ -330,8 +330,8 @@ void BrokerSession::SettleInFlight() {
   const uint64_t before = in_flight_.fds();
   if (closed() || before == 0) return;
   in_flight_.Settle(UnreadByPeer(socket_));
-  deps_.owner.InFlightChanged(peer_.uid,
-                              static_cast<int64_t>(in_flight_.fds()) - static_cast<int64_t>(before));
+  deps_.owner.InFlightChanged(
+      peer_.uid, static_cast<int64_t>(in_flight_.fds()) - static_cast<int64_t>(before));
 }
 
 void BrokerSession::SendEvent(abi::EventKind kind, uint32_t slot, uint64_t generation,
@@ -402,8 +402,7 @@ void BrokerSession::RetryLater() {
 }
 
 void BrokerSession::ArmStallTimer() {
-  const absl::Duration left =
-      progress_at_ + deps_.options.send_timeout - deps_.clock.Monotonic();
+  const absl::Duration left = progress_at_ + deps_.options.send_timeout - deps_.clock.Monotonic();
   stall_timer_ = deps_.loop.PostDelayed(left, [owner = &deps_.owner, id = id_] {
     owner->Enter(id, SessionOwner::From::kLoop, [](BrokerSession& session) {
       session.stall_timer_ = 0;

@@ -72,7 +72,8 @@ class SessionOwner {
   // Runs `call` on the session unless it is closed. All callbacks of a session come through here,
   // and say whether they come from the loop or from inside the manager.
   enum class From { kLoop, kManager };
-  virtual void Enter(SessionId session, From from, absl::FunctionRef<void(BrokerSession&)> call) = 0;
+  virtual void Enter(SessionId session, From from,
+                     absl::FunctionRef<void(BrokerSession&)> call) = 0;
   // The session is closed: it is to be ended with the manager, and destroyed, when neither it nor
   // the manager is on the stack.
   virtual void Closed(SessionId session, const std::string& why) = 0;

@@ -1,10 +1,10 @@
 // The one writer of the catalogue page (proto/abi/catalogue_page.h).
 //
 // One page per epoch. At creation every known label gets its slot, with the generation that it had
-// when the daemon stopped and version 0: nothing can be leased yet. Once a version is READY, Publish
-// with the same generation announces it; a move of the label announces a new generation. A slot
-// belongs to one label for the whole epoch; when all slots are taken, further labels are left out,
-// counted, and reach clients by events and by asking only.
+// when the daemon stopped and version 0: nothing can be leased yet. Once a version is READY,
+// Publish with the same generation announces it; a move of the label announces a new generation. A
+// slot belongs to one label for the whole epoch; when all slots are taken, further labels are left
+// out, counted, and reach clients by events and by asking only.
 //
 // Control thread only, except fd(), page_bytes() and epoch(), which never change.
 #pragma once

@@ -3,11 +3,12 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cstring>
 #include <memory>
+#include <stop_token>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -150,10 +151,9 @@ TEST(CatalogueWriter, ReadersNeverSeeHalfAMove) {
     writer->Publish(changes);
   };
   publish(1);
-  std::atomic<bool> stop{false};
-  std::thread mover([&] {
+  const std::jthread mover([&](const std::stop_token& stop) {
     // New labels come too, while readers look.
-    for (uint64_t i = 2; !stop.load(); ++i) {
+    for (uint64_t i = 2; !stop.stop_requested(); ++i) {
       publish(i);
       if (i % 64 == 0 && i / 64 < 1000) {
         const LabelChange added{absl::StrCat("n", i / 64), "stable", 0, i, i};
@@ -184,8 +184,6 @@ TEST(CatalogueWriter, ReadersNeverSeeHalfAMove) {
     // A slot that is counted has its names.
     ASSERT_NE(page.slot(count - 1).model[0], '\0');
   }
-  stop = true;
-  mover.join();
   EXPECT_GT(good, 0U);
 }
 

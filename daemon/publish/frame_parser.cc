@@ -77,8 +77,7 @@ absl::StatusOr<AcquireRequest> ParseAcquire(Bytes frame) {
     return Malformed("Acquire",
                      absl::StrCat(raw.count, " references, expected 1 to ", abi::kMaxSet));
   }
-  if (auto size =
-          CheckSize(frame, sizeof(abi::Acquire) + raw.count * sizeof(abi::Ref), "Acquire");
+  if (auto size = CheckSize(frame, sizeof(abi::Acquire) + raw.count * sizeof(abi::Ref), "Acquire");
       !size.ok()) {
     return size;
   }
@@ -147,9 +146,8 @@ absl::StatusOr<Request> ParseRequest(Bytes frame, size_t fd_count) {
     return absl::InvalidArgumentError("malformed frame: bad magic or length");
   }
   if (header.fd_count != fd_count || fd_count > abi::kMaxFdsPerFrame) {
-    return absl::InvalidArgumentError(absl::StrCat("malformed frame: ", fd_count,
-                                                   " descriptors came, ", header.fd_count,
-                                                   " were announced"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "malformed frame: ", fd_count, " descriptors came, ", header.fd_count, " were announced"));
   }
   if (header.request_id == 0) {
     return absl::InvalidArgumentError("malformed frame: request id 0 is for events");

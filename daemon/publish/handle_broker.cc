@@ -93,11 +93,11 @@ void HandleBroker::Admit(UniqueFd socket) {
   ++stats_.accepted;
   ++users_[peer->uid].connections;
   const SessionId id = deps_.manager.BeginSession(*peer, "native");
-  const BrokerSession::Deps deps{*this,           deps_.loop,  deps_.pool, deps_.manager,
-                                 deps_.catalogue, deps_.clock, options_,   stats_,
-                                 buffer_};
-  sessions_.emplace(
-      id, std::make_unique<BrokerSession>(deps, id, *std::move(peer), std::move(socket)));
+  const BrokerSession::Deps deps{*this,         deps_.loop,      deps_.pool,
+                                 deps_.manager, deps_.catalogue, deps_.clock,
+                                 options_,      stats_,          buffer_};
+  sessions_.emplace(id,
+                    std::make_unique<BrokerSession>(deps, id, *std::move(peer), std::move(socket)));
   Enter(id, From::kLoop, [](BrokerSession& session) { session.Start(); });
 }
 
@@ -188,7 +188,8 @@ void HandleBroker::OnDraining(const VersionKey& key) {
 
 void HandleBroker::OnLease(const Lease& lease, LeaseChange change) {
   if (change == LeaseChange::kGranted) return;
-  Enter(lease.session, From::kManager, [&](BrokerSession& session) { session.ForgetLease(lease.id); });
+  Enter(lease.session, From::kManager,
+        [&](BrokerSession& session) { session.ForgetLease(lease.id); });
 }
 
 }  // namespace modelhost

@@ -89,7 +89,7 @@ class HandleBroker final : public Observer, private SessionOwner {
     int64_t in_flight_fds = 0;
     absl::Duration settled = -absl::InfiniteDuration();  // When all its sessions were last asked.
   };
-  std::map<uint32_t, User> users_;  // By uid; those with a connection.
+  std::map<uint32_t, User> users_;                         // By uid; those with a connection.
   std::vector<std::pair<SessionId, std::string>> closed_;  // With the reason; to be reaped.
   TimerId reap_timer_ = 0;
   int depth_ = 0;  // Calls into sessions that are on the stack.

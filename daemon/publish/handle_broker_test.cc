@@ -48,6 +48,7 @@ class HandleBrokerTest : public BrokerFixture {
     if (lease != nullptr) *lease = granted->As<abi::Granted>().lease_id;
     return client;
   }
+  // The daemon's other threads open files too: counts of descriptors are compared with patience.
   static UniqueFd SomeFile() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
 };
 
@@ -94,10 +95,10 @@ TEST_F(HandleBrokerTest, HelloGivesThePageAndAcquireTheBytes) {
   EXPECT_EQ(region.region, tensor.region);
   const auto bytes = ReadOnlyMapping::MapFile(frame->fds[1], region.bytes);
   ASSERT_TRUE(bytes.ok()) << bytes.error().text;
-  EXPECT_EQ(std::string_view(
-                reinterpret_cast<const char*>(bytes->bytes().data()) + tensor.region_offset,
-                tensor.nbytes),
-            "seven");
+  EXPECT_EQ(
+      std::string_view(reinterpret_cast<const char*>(bytes->bytes().data()) + tensor.region_offset,
+                       tensor.nbytes),
+      "seven");
 }
 
 TEST_F(HandleBrokerTest, ThreeHundredRegionsComeInSeveralFrames) {
@@ -308,8 +309,9 @@ TEST_F(HandleBrokerTest, ASubscriberHearsOfMovesAndOfTheEnd) {
   EXPECT_EQ(moved.generation, 13U);
   EXPECT_EQ(moved.slot, OnLoop([&] { return catalogue_->SlotOf("planner", "stable"); }));
 
-  ASSERT_TRUE(
-      OnLoop([&] { return manager_->Unload({"planner", 7}, absl::Hours(1), false, 0); }).ok());
+  ASSERT_TRUE(OnLoop([&] {
+                return manager_->Unload({"planner", 7}, absl::Hours(1), false, 0);
+              }).ok());
   const auto draining = client.Receive()->As<abi::Event>();
   EXPECT_EQ(draining.kind, static_cast<uint32_t>(abi::EventKind::kDraining));
   EXPECT_EQ(draining.lease_id, lease);
@@ -357,8 +359,7 @@ struct Hostile {
   std::function<Bytes()> frame;
 };
 
-class HostileFrameTest : public HandleBrokerTest,
-                         public ::testing::WithParamInterface<Hostile> {};
+class HostileFrameTest : public HandleBrokerTest, public ::testing::WithParamInterface<Hostile> {};
 
 TEST_P(HostileFrameTest, IsAnsweredWithAnErrorAndEndsItsConnectionAlone) {
   StartWithPlanner();
@@ -438,7 +439,7 @@ TEST_F(HandleBrokerTest, DescriptorsThatNobodyAskedForAreClosed) {
     EXPECT_FALSE(client.Receive().has_value());
   }
   ASSERT_TRUE(Eventually([&] { return broker_->connections() == 0; }));
-  EXPECT_EQ(OpenFds(), before);
+  EXPECT_TRUE(Eventually([&] { return OpenFds() <= before; }));
 }
 
 TEST_F(HandleBrokerTest, AnUploadWithoutATicketIsRefusedAndItsDescriptorsClosed) {
@@ -448,12 +449,14 @@ TEST_F(HandleBrokerTest, AnUploadWithoutATicketIsRefusedAndItsDescriptorsClosed)
   const size_t before = OpenFds();
   abi::Upload upload{};
   upload.last = 1;
-  client.Send(MakeFrame(abi::FrameType::kUpload, upload, {}, 3, 2), {&file, &file});
-  const auto answer = client.Receive();
-  ASSERT_TRUE(answer.has_value());
-  EXPECT_EQ(answer->header.request_id, 3U);
-  EXPECT_THAT(answer->ErrorText(), StartsWith("PERMISSION_DENIED"));
-  EXPECT_EQ(OpenFds(), before);
+  for (uint32_t i = 3; i < 13; ++i) {
+    client.Send(MakeFrame(abi::FrameType::kUpload, upload, {}, i, 2), {&file, &file});
+    const auto answer = client.Receive();
+    ASSERT_TRUE(answer.has_value());
+    EXPECT_EQ(answer->header.request_id, i);
+    EXPECT_THAT(answer->ErrorText(), StartsWith("PERMISSION_DENIED"));
+  }
+  EXPECT_TRUE(Eventually([&] { return OpenFds() <= before; }));
   client.Send(AcquireBytes({LabelRef("planner")}, 4));  // The connection goes on.
   EXPECT_EQ(client.Receive()->type(), abi::FrameType::kGranted);
 }
@@ -468,9 +471,8 @@ TEST_F(HandleBrokerTest, AnUploadWithItsTicketBecomesAVersion) {
   request.model = "planner";
   request.version = 9;
   request.files = {{"model.safetensors", bytes.size()}};
-  const auto ticket = OnLoop([&] {
-    return manager_->PublishFromDescriptors(request, manager_->Sessions().front().peer);
-  });
+  const auto ticket = OnLoop(
+      [&] { return manager_->PublishFromDescriptors(request, manager_->Sessions().front().peer); });
   ASSERT_TRUE(ticket.ok()) << ticket.status();
   abi::Upload upload{};
   std::ranges::copy(ticket->ticket, upload.ticket);
@@ -592,6 +594,7 @@ TEST_F(HandleBrokerTest, DescriptorsInFlightOfOneUserAreLimited) {
   // Each grant carries two descriptors; 32 of them fill the limit, and reading makes room.
   for (uint32_t i = 0; i < 100; ++i) client.Send(AcquireBytes({LabelRef("planner")}, i + 1));
   ASSERT_TRUE(Eventually([&] { return manager_->Leases().size() >= 33; }));
+  for (int turn = 0; turn < 100; ++turn) ASSERT_EQ(Leases(), 33U);  // It does not go on.
   uint32_t waiting = 0;
   std::vector<UniqueFd> kept;
   for (; waiting < 100; ++waiting) {

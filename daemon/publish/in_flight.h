@@ -24,8 +24,8 @@ class InFlight {
   void Settle(uint64_t unread);
 
   uint64_t fds() const { return fds_; }
-  // When the oldest unread frame with descriptors was sent (Clock::Monotonic); InfiniteDuration when
-  // there is none.
+  // When the oldest unread frame with descriptors was sent (Clock::Monotonic); InfiniteDuration
+  // when there is none.
   absl::Duration oldest() const;
 
  private:

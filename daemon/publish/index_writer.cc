@@ -23,17 +23,11 @@ constexpr int kMaxAlignmentLog2 = 21;  // 2 MiB: regions are mapped at that.
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-// The string table while it grows. Offsets are 32-bit: Add past the end is remembered, and ok()
-// then says so, once for all.
+// The first part of the string table: everything but the names of tensors, which follow it and are
+// written in place. Its size is checked before anything is made of it (CheckCounts).
 class Strings {
  public:
-  void Reserve(size_t bytes) { text_.reserve(bytes); }
-
   abi::StringRef Add(std::string_view text) {
-    if (text_.size() + text.size() + 1 > std::numeric_limits<uint32_t>::max()) {
-      overflow_ = true;
-      return {};
-    }
     const abi::StringRef ref{static_cast<uint32_t>(text_.size()),
                              static_cast<uint32_t>(text.size())};
     text_.append(text);
@@ -48,13 +42,11 @@ class Strings {
     return at->second;
   }
 
-  bool ok() const { return !overflow_; }
   const std::string& text() const { return text_; }
 
  private:
   std::string text_;
   std::unordered_map<std::string_view, abi::StringRef> shared_;
-  bool overflow_ = false;
 };
 
 // A tensor's place among all: what the sort needs, and nothing else.
@@ -74,44 +66,50 @@ class Layout {
   Layout(const ResidentVersion& version, const std::vector<ComponentIndex>& components)
       : version_(version), manifest_(*version.manifest) {
     for (const ComponentIndex& component : components) components_.push_back(&component);
-    std::ranges::sort(components_, {}, [](const ComponentIndex* c) -> const std::string& {
-      return c->name;
-    });
+    std::ranges::sort(components_, {},
+                      [](const ComponentIndex* c) -> const std::string& { return c->name; });
   }
 
   absl::StatusOr<SealedRegion> Build() {
-    for (auto step : {&Layout::CheckParts, &Layout::MapFiles, &Layout::Sort, &Layout::FillTensors,
-                      &Layout::FillRest, &Layout::CheckCounts}) {
+    for (auto step :
+         {&Layout::CheckParts, &Layout::Sort, &Layout::FillSmallTables, &Layout::CheckCounts}) {
       if (auto status = (this->*step)(); !status.ok()) return status;
     }
     return Write();
   }
 
  private:
+  // The big tables, in the memory of the index itself.
+  struct Big {
+    abi::TensorEntry* tensors;
+    uint32_t* buckets;
+    int64_t* dims;
+    char* names;
+  };
+
   std::string Name() const { return absl::StrCat(manifest_.model, "@", manifest_.version); }
 
   absl::Status CheckParts();
-  absl::Status MapFiles();
   absl::Status Sort();
-  absl::Status FillTensors();
-  absl::StatusOr<abi::TensorEntry> Tensor(const Place& place, const TensorInfo& info);
-  absl::Status FillRest();
-  void FillBuckets();
+  absl::Status FillSmallTables();
   void FillMetadata();
   absl::Status CheckCounts();
   absl::StatusOr<SealedRegion> Write();
+  absl::Status WriteTensors(const Big& big);
+  absl::StatusOr<abi::TensorEntry> Tensor(const Place& place, const TensorInfo& info);
 
   const ResidentVersion& version_;
   const Manifest& manifest_;
   std::vector<const ComponentIndex*> components_;  // By name: the order of the index.
   // Of each component's files(): their number in the manifest; kNone when it is not there.
   std::vector<std::vector<uint32_t>> file_numbers_;
-  std::vector<Place> places_;  // Sorted.
-  std::vector<bool> eager_;    // By region.
+  std::vector<bool> eager_;  // By region.
 
-  std::vector<abi::TensorEntry> tensors_;
-  std::vector<uint32_t> buckets_;
-  std::vector<int64_t> dims_;
+  std::vector<Place> places_;  // All tensors, sorted.
+  uint64_t bucket_count_ = 0;
+  uint64_t dim_count_ = 0;
+  uint64_t name_bytes_ = 0;  // Of tensors, with the NULs.
+
   std::vector<abi::FileEntry> files_;
   std::vector<abi::RegionEntry> regions_;
   std::vector<abi::ComponentEntry> component_entries_;
@@ -138,10 +136,6 @@ absl::Status Layout::CheckParts() {
   if (!std::ranges::is_sorted(manifest_.files, {}, &ManifestFile::path)) {
     return broken("the manifest's files are not sorted");
   }
-  return absl::OkStatus();
-}
-
-absl::Status Layout::MapFiles() {
   for (const ComponentIndex* component : components_) {
     std::vector<uint32_t>& numbers = file_numbers_.emplace_back();
     for (const std::string& file : component->index.files()) {
@@ -157,19 +151,22 @@ absl::Status Layout::Sort() {
   uint64_t count = 0;
   for (const ComponentIndex* component : components_) count += component->index.size();
   if (count > kMaxCount) {
-    return absl::ResourceExhaustedError(absl::StrCat("index of ", Name(), ": ", count,
-                                                     " tensors, at most ", kMaxCount, " fit"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("index of ", Name(), ": ", count, " tensors, at most ", kMaxCount, " fit"));
   }
+  // At most half full, so that a name that is not there is known after a step or two.
+  if (count != 0) bucket_count_ = std::bit_ceil(count * 2);
   places_.reserve(count);
-  size_t name_bytes = 0;
   for (uint32_t c = 0; c < components_.size(); ++c) {
     const TensorIndex& index = components_[c]->index;
     for (uint32_t i = 0; i < index.size(); ++i) {
-      places_.push_back({index.at(i).name, c, i});
-      name_bytes += places_.back().name.size() + 1;
+      const TensorInfo info = index.at(i);
+      places_.push_back({info.name, c, i});
+      name_bytes_ += info.name.size() + 1;
+      dim_count_ += info.shape.size() + info.strides.size();
+      if (!info.mappable) strings_.Share(info.reason);
     }
   }
-  strings_.Reserve(name_bytes + 4096);
   // Many writers store tensors by name already.
   if (!std::ranges::is_sorted(places_, Before)) std::ranges::sort(places_, Before);
   const auto twice = std::ranges::adjacent_find(
@@ -200,7 +197,6 @@ absl::StatusOr<abi::TensorEntry> Layout::Tensor(const Place& place, const Tensor
     return bad(info.strides.size(), " strides for ", info.shape.size(), " dimensions");
   }
   abi::TensorEntry entry{};
-  entry.name = strings_.Add(info.name);
   entry.region_offset = info.offset;
   entry.nbytes = info.nbytes;
   entry.device_segment = abi::kNone;
@@ -209,18 +205,8 @@ absl::StatusOr<abi::TensorEntry> Layout::Tensor(const Place& place, const Tensor
   entry.component = place.component;
   entry.dtype = static_cast<uint16_t>(info.dtype);
   entry.rank = static_cast<uint16_t>(info.shape.size());
-  entry.shape = static_cast<uint32_t>(dims_.size());
-  dims_.insert(dims_.end(), info.shape.begin(), info.shape.end());
   entry.strides = abi::kNone;
-  if (!info.strides.empty()) {
-    entry.strides = static_cast<uint32_t>(dims_.size());
-    dims_.insert(dims_.end(), info.strides.begin(), info.strides.end());
-    entry.flags |= abi::kTensorStrided;
-  }
-  if (dims_.size() > kMaxCount) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("index of ", Name(), ": more than ", kMaxCount, " dimensions in all"));
-  }
+  if (!info.strides.empty()) entry.flags |= abi::kTensorStrided;
   const abi::DTypeInfo* dtype = abi::FindDType(info.dtype);
   entry.block_elements = dtype == nullptr ? uint16_t{1} : dtype->block_elements;
   entry.block_bytes = dtype == nullptr ? 0 : dtype->block_bytes;
@@ -243,31 +229,35 @@ absl::StatusOr<abi::TensorEntry> Layout::Tensor(const Place& place, const Tensor
   return entry;
 }
 
-absl::Status Layout::FillTensors() {
-  tensors_.reserve(places_.size());
-  dims_.reserve(places_.size() * 2);
-  for (const Place& place : places_) {
-    auto entry = Tensor(place, components_[place.component]->index.at(place.number));
+absl::Status Layout::WriteTensors(const Big& big) {
+  uint32_t dims = 0;
+  const auto add_dims = [&](std::span<const int64_t> numbers) {
+    std::ranges::copy(numbers, big.dims + dims);
+    return std::exchange(dims, dims + static_cast<uint32_t>(numbers.size()));
+  };
+  const auto names_at = static_cast<uint32_t>(strings_.text().size());
+  uint32_t name_at = 0;
+  const size_t mask = bucket_count_ - 1;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    const Place& place = places_[i];
+    const TensorInfo info = components_[place.component]->index.at(place.number);
+    auto entry = Tensor(place, info);
     if (!entry.ok()) return entry.status();
-    tensors_.push_back(*entry);
+    // The memory is zero: each name has its NUL.
+    std::ranges::copy(info.name, big.names + name_at);
+    entry->name = {names_at + name_at, static_cast<uint32_t>(info.name.size())};
+    name_at += static_cast<uint32_t>(info.name.size() + 1);
+    entry->shape = add_dims(info.shape);
+    if (!info.strides.empty()) entry->strides = add_dims(info.strides);
+    big.tensors[i] = *entry;
+    size_t at = abi::HashName(info.name) & mask;
+    while (big.buckets[at] != 0) at = (at + 1) & mask;
+    big.buckets[at] = static_cast<uint32_t>(i + 1);
   }
-  FillBuckets();
   return absl::OkStatus();
 }
 
-void Layout::FillBuckets() {
-  if (places_.empty()) return;
-  // At most half full, so that a name that is not there is known after a step or two.
-  buckets_.resize(std::bit_ceil(places_.size() * 2));
-  const size_t mask = buckets_.size() - 1;
-  for (size_t i = 0; i < places_.size(); ++i) {
-    size_t at = abi::HashName(places_[i].name) & mask;
-    while (buckets_[at] != 0) at = (at + 1) & mask;
-    buckets_[at] = static_cast<uint32_t>(i + 1);
-  }
-}
-
-absl::Status Layout::FillRest() {
+absl::Status Layout::FillSmallTables() {
   for (size_t i = 0; i < manifest_.files.size(); ++i) {
     const ManifestFile& file = manifest_.files[i];
     abi::FileEntry entry{};
@@ -299,10 +289,9 @@ absl::Status Layout::FillRest() {
 }
 
 void Layout::FillMetadata() {
-  const auto with_metadata =
-      std::ranges::count_if(components_, [](const ComponentIndex* component) {
-        return !component->index.metadata().empty();
-      });
+  const auto with_metadata = std::ranges::count_if(
+      components_,
+      [](const ComponentIndex* component) { return !component->index.metadata().empty(); });
   std::vector<std::pair<std::string, std::string_view>> items;
   for (const ComponentIndex* component : components_) {
     for (const MetadataItem& item : component->index.metadata()) {
@@ -318,13 +307,14 @@ void Layout::FillMetadata() {
 }
 
 absl::Status Layout::CheckCounts() {
-  if (!strings_.ok()) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "index of ", Name(), ": names and metadata are more than 4 GiB"));
-  }
-  if (files_.size() > kMaxCount || metadata_.size() > kMaxCount) {
+  const auto too_many = [&](absl::string_view what) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("index of ", Name(), ": too many files or metadata items"));
+        absl::StrCat("index of ", Name(), ": more than ", kMaxCount, " ", what));
+  };
+  if (strings_.text().size() + name_bytes_ > kMaxCount) return too_many("bytes of names and text");
+  if (dim_count_ > kMaxCount) return too_many("dimensions in all");
+  if (files_.size() > kMaxCount || metadata_.size() > kMaxCount) {
+    return too_many("files or metadata items");
   }
   return absl::OkStatus();
 }
@@ -332,9 +322,9 @@ absl::Status Layout::CheckCounts() {
 absl::StatusOr<SealedRegion> Layout::Write() {
   abi::IndexHeader header{};
   uint64_t end = sizeof(header);
-  const auto place = [&](const auto& table) {
-    const abi::TableRef ref{end, table.size()};
-    end += (table.size() * sizeof(table[0]) + 7) / 8 * 8;
+  const auto place = [&](uint64_t count, uint64_t entry_bytes) {
+    const abi::TableRef ref{end, count};
+    end += (count * entry_bytes + 7) / 8 * 8;
     return ref;
   };
   header.magic = abi::kIndexMagic;
@@ -344,14 +334,14 @@ absl::StatusOr<SealedRegion> Layout::Write() {
   manifest_.model.copy(header.model, abi::kMaxNameLength);
   std::ranges::copy(manifest_.digest.bytes, header.digest);
   header.format = format_;
-  header.tensors = place(tensors_);
-  header.buckets = place(buckets_);
-  header.dims = place(dims_);
-  header.files = place(files_);
-  header.regions = place(regions_);
-  header.components = place(component_entries_);
-  header.metadata = place(metadata_);
-  header.strings = place(strings_.text());
+  header.tensors = place(places_.size(), sizeof(abi::TensorEntry));
+  header.buckets = place(bucket_count_, sizeof(uint32_t));
+  header.dims = place(dim_count_, sizeof(int64_t));
+  header.files = place(files_.size(), sizeof(abi::FileEntry));
+  header.regions = place(regions_.size(), sizeof(abi::RegionEntry));
+  header.components = place(component_entries_.size(), sizeof(abi::ComponentEntry));
+  header.metadata = place(metadata_.size(), sizeof(abi::MetadataEntry));
+  header.strings = place(strings_.text().size() + name_bytes_, 1);
   header.index_bytes = end;
 
   auto memory = WritableRegion::Create("modelhost-index", end, HugePages::kOff);
@@ -362,15 +352,18 @@ absl::StatusOr<SealedRegion> Layout::Write() {
       std::memcpy(base + ref.offset, table.data(), table.size() * sizeof(table[0]));
     }
   };
-  copy(header.tensors, tensors_);
-  copy(header.buckets, buckets_);
-  copy(header.dims, dims_);
+  std::memcpy(base, &header, sizeof(header));
   copy(header.files, files_);
   copy(header.regions, regions_);
   copy(header.components, component_entries_);
   copy(header.metadata, metadata_);
   copy(header.strings, strings_.text());
-  std::memcpy(base, &header, sizeof(header));
+  // Fresh pages are dear: the big tables are made where they stay.
+  const Big big{reinterpret_cast<abi::TensorEntry*>(base + header.tensors.offset),
+                reinterpret_cast<uint32_t*>(base + header.buckets.offset),
+                reinterpret_cast<int64_t*>(base + header.dims.offset),
+                reinterpret_cast<char*>(base + header.strings.offset + strings_.text().size())};
+  if (auto status = WriteTensors(big); !status.ok()) return status;
   auto sealed = std::move(*memory).Seal();
   if (!sealed.ok()) return ToStatus(sealed.error(), absl::StrCat("index of ", Name()));
   return *std::move(sealed);

@@ -221,9 +221,9 @@ TEST_F(IndexWriterTest, OneNameInTwoComponentsIsTwoTensors) {
   std::map<std::string_view, uint64_t> offsets;
   for (const auto* tensor : view.Find("weight")) {
     offsets[view.Component(*tensor)] = tensor->region_offset;
-    EXPECT_EQ(view.Text(view.Table<abi::FileEntry>(view.header().files)[tensor->file].path)
-                  .substr(0, 7),
-              view.Component(*tensor));
+    EXPECT_EQ(
+        view.Text(view.Table<abi::FileEntry>(view.header().files)[tensor->file].path).substr(0, 7),
+        view.Component(*tensor));
   }
   EXPECT_EQ(offsets, (std::map<std::string_view, uint64_t>{{"decoder", 128}, {"encoder", 64}}));
   const auto metadata = view.Table<abi::MetadataEntry>(view.header().metadata);

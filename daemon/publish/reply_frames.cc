@@ -122,8 +122,8 @@ OutFrame ErrorFrame(uint32_t request_id, const absl::Status& status) {
 
 const char* TransportOf(const ResidentVersion& version) {
   // All regions of a version have one residency.
-  const bool sealed = !version.regions.empty() &&
-                      version.regions.front()->kind() == abi::RegionKind::kSealed;
+  const bool sealed =
+      !version.regions.empty() && version.regions.front()->kind() == abi::RegionKind::kSealed;
   return sealed ? "host_memfd" : "host_file";
 }
 

@@ -1,10 +1,11 @@
 // One parallel pass over the chunks of many files: read, copy where asked, verify.
 //
-//   chunk = pieces of 4 MiB:  Populate -> (ReadAt into the copy) -> SHA-256
+//   in place  4 MiB:  Populate -> SHA-256 of the mapped bytes
+//   copied    1 MiB:  Populate -> ReadAt into a buffer -> SHA-256 of the buffer -> WriteAt
 //
 // Each piece is read into the page cache through the mapping (large folios, see
-// Os::PreferLargePages), then hashed in place while it is warm; a sealed copy is hashed where
-// clients will read it. A file that is truncated or fails meanwhile is DATA_LOSS, never a signal
+// Os::PreferLargePages), then hashed while it is warm. What goes into a copy are the very bytes
+// that were hashed. A file that is truncated or fails meanwhile is DATA_LOSS, never a signal
 // (sigbus_guard.h).
 //
 // Errors name the path and the chunk: DATA_LOSS (EIO, truncated, digest differs: both digests),
@@ -30,9 +31,9 @@ struct ChunkJob {
   std::string path;                   // For people.
   std::span<const std::byte> mapped;  // The whole file.
   uint64_t chunk_bytes = 0;
-  std::span<const Digest> chunks;  // Empty: do not verify.
-  std::span<std::byte> copy_to;    // As long as the file; empty: no copy.
-  const UniqueFd* fd = nullptr;    // Where the copy is read from.
+  std::span<const Digest> chunks;     // Empty: do not verify.
+  const UniqueFd* fd = nullptr;       // The file; used when there is a copy.
+  const UniqueFd* copy_to = nullptr;  // As long as the file; null: no copy.
 };
 
 // Summed over the workers.

@@ -222,7 +222,7 @@ absl::Status LoadJob::RunPass() {
     job.chunk_bytes = file.chunk_bytes;
     job.fd = &FdOf(slot);
     if (slot.verify) job.chunks = file.chunks;
-    if (slot.copy.has_value()) job.copy_to = slot.copy->bytes();
+    if (slot.copy.has_value()) job.copy_to = &slot.copy->fd();
     total_bytes += file.bytes;
     all_in_page_cache_ = all_in_page_cache_ && InPageCache(job.mapped);
     os_.PreferLargePages(job.mapped);

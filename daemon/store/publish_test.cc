@@ -64,6 +64,19 @@ TEST_F(PublishTest, MakesAnImmutableVersion) {
   EXPECT_THAT(Names(Incoming()), IsEmpty());
 }
 
+TEST_F(PublishTest, IsDurableBeforeItIsNamed) {
+  std::vector<std::string> order;
+  for (const char* call : {"WriteAt", "Sync", "RenameNoReplace"}) {
+    store_.os().Before(call, [&order, call] { order.emplace_back(call); });
+  }
+  ASSERT_TRUE(store_.Publish("planner", 1, {{"sub/a", "x"}}).ok());
+  EXPECT_THAT(order, ElementsAre("WriteAt", "Sync",  // The file.
+                                 "Sync", "Sync",     // models/ and models/planner/, both grown.
+                                 "WriteAt", "Sync",  // The manifest.
+                                 "Sync", "Sync",     // sub/ and the version's directory.
+                                 "RenameNoReplace", "Sync"));
+}
+
 TEST_F(PublishTest, WorksForAPlainUser) {
   ScratchDir scratch;
   AsPlainUser(scratch.path(), [&] {

@@ -6,6 +6,7 @@
 // Every 8-byte word of version V's tensors is (V << 32) | number. Half of the readers acquire and
 // release again and again; the others follow the label and adopt. Prints one JSON object.
 #include <grpcpp/grpcpp.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -137,7 +138,7 @@ int Main(int argc, char** argv) {
   while (shared->ready.load() < static_cast<uint32_t>(readers)) {
     int status = 0;
     if (::waitpid(-1, &status, WNOHANG) > 0) Die("a reader", "ended before it began");
-    ::usleep(1000);
+    ::sched_yield();
   }
   const auto stub = v1::Control::NewStub(grpc::CreateChannel(
       "unix:" + runtime_dir + "/control.sock", grpc::InsecureChannelCredentials()));

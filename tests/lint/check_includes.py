@@ -65,7 +65,7 @@ HOMES = {
 NO_ABSL = re.compile(r"proto/|client/(include|src|examples)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
-TEST_FILE = re.compile(r"_(test|fuzzer|bench)\.cc$|_test_\w+\.(h|cc)$")
+TEST_FILE = re.compile(r"_(test|fuzzer|bench)\.cc$|_test_\w+\.(h|cc)$|/testing/")
 
 
 def layer_of(path):

@@ -228,7 +228,12 @@ void FakeServer::Serve() {
     }
     if (polls[0].revents != 0) {
       UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-      if (socket.valid()) {
+      if (socket.valid() && faults_.refuse_connections) {
+        Peer refused;
+        refused.socket = std::move(socket);
+        (void)SendError(refused, 0, static_cast<uint32_t>(Code::kPermissionDenied),
+                        "uid 5 is in no group that may read models");
+      } else if (socket.valid()) {
         peers_.push_back(std::make_unique<Peer>());
         peers_.back()->socket = std::move(socket);
       }

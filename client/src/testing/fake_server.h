@@ -25,6 +25,7 @@ namespace modelhost::testing {
 // What the server does wrong, from the next frame on.
 struct Faults {
   bool silent_hello = false;
+  bool refuse_connections = false;  // Says PERMISSION_DENIED and hangs up.
   bool silent_acquire = false;
   bool unsealed_index = false;
   bool unsealed_region = false;
