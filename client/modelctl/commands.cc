@@ -47,6 +47,7 @@ CLI::Validator OneOf(const std::map<std::string, Enum>& words, const char* shown
   return CLI::IsMember(names).description(shown);
 }
 
+// Gone before the line is parsed: what it makes refers to `app` and `line` alone.
 class Builder {
  public:
   Builder(CLI::App& app, Line& line) : app_(app), line_(line) {}
@@ -66,7 +67,7 @@ class Builder {
     CLI::App* verb = parent->add_subcommand(name, help);
     verb->fallthrough();
     if (*group != '\0') verb->group(group);  // An empty group would hide it.
-    verb->callback([this, run = std::move(run)] { line_.run = run; });
+    verb->callback([line = &line_, run = std::move(run)] { line->run = run; });
     return verb;
   }
   CLI::App* Group(const char* group, const char* name, const char* help) {
@@ -244,11 +245,11 @@ class Builder {
          [&l](Context& c) { return Health(c, l.model); })
         ->add_option("MODEL", l.model);
     Verb(&app_, group, "doctor", "Is this machine fit, and what to do", Doctor);
-    CLI::App* completion =
-        Verb(&app_, group, "completion", "A completion script for a shell", [this, &l](Context& c) {
-          c.Print(CompletionScript(l.shell, app_));
-          return Exit::Ok();
-        });
+    CLI::App* completion = Verb(&app_, group, "completion", "A completion script for a shell",
+                                [app = &app_, &l](Context& c) {
+                                  c.Print(CompletionScript(l.shell, *app));
+                                  return Exit::Ok();
+                                });
     completion->add_option("SHELL", l.shell)
         ->required()
         ->check(CLI::IsMember({"bash", "zsh", "fish"}));

@@ -149,7 +149,9 @@ class CompletionTest : public FlowTest {
 };
 
 TEST_F(CompletionTest, TheBashScriptIsGoodBash) {
-  WriteFile("completion.bash", Run({"completion", "bash"}).out);
+  const Ended script = Run({"completion", "bash"});
+  EXPECT_EQ(script.code, 0);
+  WriteFile("completion.bash", script.out);
   Process shell({"bash", "-n", (scratch_ / "completion.bash").string()}, {});
   const Ended ended = shell.Wait();
   EXPECT_EQ(ended.code, 0);

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
+#include <grpcpp/support/method_handler.h>
+#include <grpcpp/support/sync_stream.h>
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -20,37 +22,35 @@ using ::testing::Not;
 class Echo final : public grpc::Service {
  public:
   explicit Echo(ManualClock& clock) {
-    using grpc::internal::RpcMethod;
-    AddMethod(std::make_unique<grpc::internal::RpcServiceMethod>(
-                  "/test.Echo/Say", RpcMethod::NORMAL_RPC,
-                  std::make_unique<
-                      grpc::internal::RpcMethodHandler<Echo, grpc::ByteBuffer, grpc::ByteBuffer>>(
-                      [&clock](Echo*, grpc::ServerContext*, const grpc::ByteBuffer* in,
-                               grpc::ByteBuffer* out) {
-                        clock.Advance(absl::Milliseconds(2));
-                        *out = *in;
-                        return in->Length() > 0
-                                   ? grpc::Status::OK
-                                   : grpc::Status(grpc::StatusCode::NOT_FOUND, "no words");
-                      },
-                      this)
-                      .release())
+    using Bytes = grpc::ByteBuffer;
+    using Unary = grpc::internal::RpcMethodHandler<Echo, Bytes, Bytes, Bytes, Bytes>;
+    using Stream = grpc::internal::ServerStreamingHandler<Echo, Bytes, Bytes>;
+    Add("/test.Echo/Say", grpc::internal::RpcMethod::NORMAL_RPC,
+        std::make_unique<Unary>(
+            [&clock](Echo*, grpc::ServerContext*, const Bytes* in, Bytes* out) {
+              clock.Advance(absl::Milliseconds(2));
+              *out = *in;
+              return in->Length() > 0 ? grpc::Status::OK
+                                      : grpc::Status(grpc::StatusCode::NOT_FOUND, "no words");
+            },
+            this));
+    Add("/test.Echo/Repeat", grpc::internal::RpcMethod::SERVER_STREAMING,
+        std::make_unique<Stream>(
+            [&clock](Echo*, grpc::ServerContext*, const Bytes* in, grpc::ServerWriter<Bytes>* out) {
+              clock.Advance(absl::Milliseconds(2));
+              out->Write(*in);
+              clock.Advance(absl::Seconds(50));  // The rest is no longer the answer.
+              return grpc::Status(grpc::StatusCode::ABORTED, "enough");
+            },
+            this));
+  }
+
+ private:
+  void Add(const char* name, grpc::internal::RpcMethod::RpcType type,
+           std::unique_ptr<grpc::internal::MethodHandler> handler) {
+    // The service owns its methods, and each its handler.
+    AddMethod(std::make_unique<grpc::internal::RpcServiceMethod>(name, type, handler.release())
                   .release());
-    AddMethod(
-        std::make_unique<grpc::internal::RpcServiceMethod>(
-            "/test.Echo/Repeat", RpcMethod::SERVER_STREAMING,
-            std::make_unique<
-                grpc::internal::ServerStreamingHandler<Echo, grpc::ByteBuffer, grpc::ByteBuffer>>(
-                [&clock](Echo*, grpc::ServerContext*, const grpc::ByteBuffer* in,
-                         grpc::ServerWriter<grpc::ByteBuffer>* out) {
-                  clock.Advance(absl::Milliseconds(2));
-                  out->Write(*in);
-                  clock.Advance(absl::Seconds(50));  // The rest is no longer an answer.
-                  return grpc::Status(grpc::StatusCode::ABORTED, "enough");
-                },
-                this)
-                .release())
-            .release());
   }
 };
 

@@ -181,6 +181,23 @@ TestClient BrokerFixture::Connect() {
   return client;
 }
 
+void BrokerFixture::StartWithPlanner(BrokerOptions options) {
+  AddVersion("planner", 7,
+             {{"model.safetensors", Safetensors("w", "seven")}, {"config.json", "{\"n\": 7}"}});
+  AddVersion("planner", 8, {{"model.safetensors", Safetensors("w", "eight")}});
+  SetLabel("planner", "stable", 7, 12);
+  StartDaemon(options);
+}
+
+TestClient BrokerFixture::ConnectAndAcquire(uint64_t* lease) {
+  TestClient client = Connect();
+  client.Send(AcquireBytes({LabelRef("planner")}));
+  const auto granted = client.Receive();
+  EXPECT_TRUE(granted.has_value() && granted->type() == abi::FrameType::kGranted);
+  if (lease != nullptr && granted.has_value()) *lease = granted->As<abi::Granted>().lease_id;
+  return client;
+}
+
 bool BrokerFixture::Eventually(const std::function<bool()>& condition) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (std::chrono::steady_clock::now() < deadline) {

@@ -3,6 +3,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -98,7 +100,11 @@ class BrokerFixture : public ::testing::Test {
   static std::string Safetensors(const std::string& name, const std::string& values);
 
   void StartDaemon(BrokerOptions options = {});
+  // planner:stable is version 7, generation 12, with a config.json; version 8 is there too.
+  void StartWithPlanner(BrokerOptions options = {});
   TestClient Connect();  // Has said Hello.
+  // Has a lease on planner:stable, whose frame it has read.
+  TestClient ConnectAndAcquire(uint64_t* lease = nullptr);
   TestClient ConnectSilently() { return TestClient(socket_path_); }
 
   template <typename Function>

@@ -5,15 +5,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstring>
-#include <filesystem>
-#include <functional>
 #include <set>
 #include <utility>
 
@@ -25,32 +21,9 @@
 namespace modelhost {
 namespace {
 
-using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
-class HandleBrokerTest : public BrokerFixture {
- protected:
-  // planner:stable is version 7, generation 12; version 8 is there too.
-  void StartWithPlanner(BrokerOptions options = {}) {
-    AddVersion("planner", 7,
-               {{"model.safetensors", Safetensors("w", "seven")}, {"config.json", "{\"n\": 7}"}});
-    AddVersion("planner", 8, {{"model.safetensors", Safetensors("w", "eight")}});
-    SetLabel("planner", "stable", 7, 12);
-    StartDaemon(options);
-  }
-  // Has a lease on planner:stable, whose frames it has read.
-  TestClient ConnectAndAcquire(uint64_t* lease = nullptr) {
-    TestClient client = Connect();
-    client.Send(AcquireBytes({LabelRef("planner")}));
-    const auto granted = client.Receive();
-    EXPECT_TRUE(granted.has_value());
-    EXPECT_EQ(granted->type(), abi::FrameType::kGranted) << granted->ErrorText();
-    if (lease != nullptr) *lease = granted->As<abi::Granted>().lease_id;
-    return client;
-  }
-  // The daemon's other threads open files too: counts of descriptors are compared with patience.
-  static UniqueFd SomeFile() { return UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)); }
-};
+using HandleBrokerTest = BrokerFixture;
 
 TEST_F(HandleBrokerTest, HelloGivesThePageAndAcquireTheBytes) {
   StartWithPlanner();
@@ -353,114 +326,6 @@ TEST_F(HandleBrokerTest, EventsForASlowReaderBecomeOne) {
   EXPECT_EQ(Stats().slow, 0U);
 }
 
-struct Hostile {
-  const char* name;
-  bool after_hello;
-  std::function<Bytes()> frame;
-};
-
-class HostileFrameTest : public HandleBrokerTest, public ::testing::WithParamInterface<Hostile> {};
-
-TEST_P(HostileFrameTest, IsAnsweredWithAnErrorAndEndsItsConnectionAlone) {
-  StartWithPlanner();
-  TestClient good = ConnectAndAcquire();
-  {
-    TestClient bad = GetParam().after_hello ? Connect() : ConnectSilently();
-    // Sent as it is, header and all.
-    const Bytes frame = GetParam().frame();
-    ASSERT_EQ(::send(bad.socket().get(), frame.data(), frame.size(), 0),
-              static_cast<ssize_t>(frame.size()));
-    // What follows is not read, and does not keep the answer from arriving.
-    bad.Send(MakeFrame(abi::FrameType::kSubscribe, abi::Subscribe{}));
-    const auto answer = bad.Receive();
-    ASSERT_TRUE(answer.has_value());
-    EXPECT_THAT(answer->ErrorText(), StartsWith("INVALID_ARGUMENT: malformed"));
-    EXPECT_FALSE(bad.Receive().has_value());
-  }
-  EXPECT_EQ(Stats().violations, 1U);
-  EXPECT_EQ(Leases(), 1U);
-  good.Send(AcquireBytes({LabelRef("planner")}, 2));
-  EXPECT_EQ(good.Receive()->type(), abi::FrameType::kGranted);
-}
-
-Bytes Patched(Bytes frame, size_t at, uint32_t value) {
-  std::memcpy(frame.data() + at, &value, sizeof(value));
-  return frame;
-}
-
-Bytes Cut(Bytes frame, size_t size) {
-  frame.resize(size);
-  return frame;
-}
-
-INSTANTIATE_TEST_SUITE_P(
-    All, HostileFrameTest,
-    ::testing::Values(
-        Hostile{"HalfAHeader", true, [] { return Cut(HelloBytes(), 7); }},
-        Hostile{"HalfAFrame", true, [] { return Cut(AcquireBytes({LabelRef("a")}), 100); }},
-        Hostile{"HonestHalf", true,
-                [] {
-                  return Patched(Cut(AcquireBytes({LabelRef("a")}), 100),
-                                 offsetof(abi::FrameHeader, bytes), 100);
-                }},
-        Hostile{"WrongMagic", false, [] { return Patched(HelloBytes(), 0, 0xdeadbeef); }},
-        Hostile{"HugeCount", true,
-                [] {
-                  return Patched(AcquireBytes({LabelRef("a")}), offsetof(abi::Acquire, count),
-                                 0xffffffff);
-                }},
-        Hostile{"TooLong", true, [] { return Bytes(abi::kMaxFrameBytes + 1); }},
-        Hostile{"UnknownType", true,
-                [] { return MakeFrame(static_cast<abi::FrameType>(99), abi::Subscribe{}); }},
-        Hostile{"ReplyType", true,
-                [] { return MakeFrame(abi::FrameType::kGranted, abi::Granted{}); }},
-        Hostile{"BadName", true, [] { return AcquireBytes({LabelRef("../etc")}); }},
-        Hostile{"NoRequestId", true,
-                [] { return MakeFrame(abi::FrameType::kSubscribe, abi::Subscribe{}, {}, 0); }},
-        Hostile{"SecondHello", true, [] { return HelloBytes(); }},
-        Hostile{"NoHello", false, [] { return AcquireBytes({LabelRef("planner")}); }},
-        Hostile{"AnnouncedDescriptorsMissing", true,
-                [] { return MakeFrame(abi::FrameType::kUpload, abi::Upload{}, {}, 1, 3); }}),
-    [](const auto& parameter) { return parameter.param.name; });
-
-TEST_F(HandleBrokerTest, DescriptorsThatNobodyAskedForAreClosed) {
-  StartWithPlanner();
-  ConnectAndAcquire().Close();
-  ASSERT_TRUE(Eventually([&] { return broker_->connections() == 0; }));
-  const UniqueFd file = SomeFile();
-  const size_t before = OpenFds();
-  for (int i = 0; i < 20; ++i) {
-    TestClient client = Connect();
-    abi::Release release{};
-    const bool announced = i % 2 == 0;
-    client.Send(MakeFrame(abi::FrameType::kRelease, release, {}, 1, announced ? 3 : 0),
-                {&file, &file, &file});
-    EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("INVALID_ARGUMENT"));
-    EXPECT_FALSE(client.Receive().has_value());
-  }
-  ASSERT_TRUE(Eventually([&] { return broker_->connections() == 0; }));
-  EXPECT_TRUE(Eventually([&] { return OpenFds() <= before; }));
-}
-
-TEST_F(HandleBrokerTest, AnUploadWithoutATicketIsRefusedAndItsDescriptorsClosed) {
-  StartWithPlanner();
-  TestClient client = ConnectAndAcquire();
-  const UniqueFd file = SomeFile();
-  const size_t before = OpenFds();
-  abi::Upload upload{};
-  upload.last = 1;
-  for (uint32_t i = 3; i < 13; ++i) {
-    client.Send(MakeFrame(abi::FrameType::kUpload, upload, {}, i, 2), {&file, &file});
-    const auto answer = client.Receive();
-    ASSERT_TRUE(answer.has_value());
-    EXPECT_EQ(answer->header.request_id, i);
-    EXPECT_THAT(answer->ErrorText(), StartsWith("PERMISSION_DENIED"));
-  }
-  EXPECT_TRUE(Eventually([&] { return OpenFds() <= before; }));
-  client.Send(AcquireBytes({LabelRef("planner")}, 4));  // The connection goes on.
-  EXPECT_EQ(client.Receive()->type(), abi::FrameType::kGranted);
-}
-
 TEST_F(HandleBrokerTest, AnUploadWithItsTicketBecomesAVersion) {
   StartWithPlanner();
   TestClient client = Connect();
@@ -485,146 +350,6 @@ TEST_F(HandleBrokerTest, AnUploadWithItsTicketBecomesAVersion) {
     const auto operation = manager_->GetOperation(ticket->operation);
     return operation.ok() && operation->state == OperationState::kSucceeded;
   }));
-}
-
-TEST_F(HandleBrokerTest, AnotherProtocolVersionIsToldBothRanges) {
-  StartWithPlanner();
-  TestClient client = ConnectSilently();
-  client.Send(HelloBytes(50, 60));
-  const auto answer = client.Receive();
-  ASSERT_TRUE(answer.has_value());
-  EXPECT_THAT(answer->ErrorText(), StartsWith("FAILED_PRECONDITION"));
-  EXPECT_THAT(answer->ErrorText(), HasSubstr("50 to 60"));
-  EXPECT_FALSE(client.Receive().has_value());
-}
-
-TEST_F(HandleBrokerTest, WhoMayNotReadIsToldSo) {
-  if (::getuid() != 0) GTEST_SKIP() << "needs a second uid";
-  StartWithPlanner();
-  std::filesystem::permissions(dir_, std::filesystem::perms(0711));
-  const pid_t child = ::fork();
-  if (child == 0) {
-    if (::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(1);
-    const auto socket = ConnectSeqpacket(socket_path_);
-    if (!socket.ok()) ::_exit(2);
-    (void)SendFrame(*socket, HelloBytes(), {}, {});
-    Bytes buffer(abi::kMaxFrameBytes);
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    const auto frame = ReceiveFrame(*socket, buffer, ReceiveWait::kUntilDeadline, deadline);
-    if (!frame.ok() || frame->header.type != static_cast<uint16_t>(abi::FrameType::kError)) {
-      ::_exit(3);
-    }
-    abi::Error error{};
-    std::memcpy(&error, buffer.data(), sizeof(error));
-    const auto end = ReceiveFrame(*socket, buffer, ReceiveWait::kUntilDeadline, deadline);
-    ::_exit(error.code == static_cast<uint32_t>(Code::kPermissionDenied) && !end.ok() ? 0 : 4);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(WEXITSTATUS(status), 0);
-  EXPECT_EQ(Stats().refused_access, 1U);
-  EXPECT_EQ(Stats().accepted, 0U);
-}
-
-TEST_F(HandleBrokerTest, WhoSaysNothingIsClosedInTime) {
-  BrokerOptions options;
-  options.hello_timeout = absl::Milliseconds(200);
-  StartWithPlanner(options);
-  TestClient good = ConnectAndAcquire();
-  std::vector<TestClient> silent;
-  for (int i = 0; i < 100; ++i) silent.push_back(ConnectSilently());
-  // Others are served meanwhile.
-  good.Send(AcquireBytes({LabelRef("planner")}, 2));
-  EXPECT_EQ(good.Receive()->type(), abi::FrameType::kGranted);
-  for (TestClient& client : silent) EXPECT_FALSE(client.Receive().has_value());
-  EXPECT_EQ(Stats().hello_timeouts, 100U);
-  good.Send(AcquireBytes({LabelRef("planner")}, 3));
-  EXPECT_EQ(good.Receive()->type(), abi::FrameType::kGranted);
-}
-
-TEST_F(HandleBrokerTest, ConnectionsOfOneUserAreLimited) {
-  BrokerOptions options;
-  options.max_connections_per_uid = 2;
-  StartWithPlanner(options);
-  TestClient first = Connect();
-  const TestClient second = Connect();
-  TestClient third = ConnectSilently();
-  third.Send(HelloBytes());
-  EXPECT_THAT(third.Receive()->ErrorText(), StartsWith("RESOURCE_EXHAUSTED"));
-  EXPECT_FALSE(third.Receive().has_value());
-  EXPECT_EQ(Stats().refused_full, 1U);
-  first.Close();
-  ASSERT_TRUE(Eventually([&] { return broker_->connections() == 1; }));
-  Connect();
-}
-
-TEST_F(HandleBrokerTest, OutOfDescriptorsDelaysAcceptingAndNoMore) {
-  StartWithPlanner();
-  ConnectAndAcquire().Close();
-  const UniqueFd probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
-  rlimit limit{};
-  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
-  TestClient client = [&] {
-    // The daemon's thread is kept busy until the limit is low: connecting takes a descriptor of the
-    // client's, accepting one of the daemon's.
-    std::optional<TestClient> made;
-    OnLoop([&] {
-      made.emplace(ConnectSilently());
-      rlimit none = limit;
-      none.rlim_cur = 0;
-      ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-    });
-    return *std::move(made);
-  }();
-  client.Send(HelloBytes());
-  EXPECT_TRUE(Eventually([&] { return broker_->stats().accept_pauses >= 1; }));
-  EXPECT_FALSE(client.ReceiveNow().has_value());
-  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
-  const auto reply = client.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->type(), abi::FrameType::kHelloReply);
-}
-
-TEST_F(HandleBrokerTest, DescriptorsInFlightOfOneUserAreLimited) {
-  BrokerOptions options;
-  options.max_in_flight_fds_per_uid = 64;
-  StartWithPlanner(options);
-  ConnectAndAcquire().Close();
-  TestClient client = Connect();
-  // Each grant carries two descriptors; 32 of them fill the limit, and reading makes room.
-  for (uint32_t i = 0; i < 100; ++i) client.Send(AcquireBytes({LabelRef("planner")}, i + 1));
-  ASSERT_TRUE(Eventually([&] { return manager_->Leases().size() >= 33; }));
-  for (int turn = 0; turn < 100; ++turn) ASSERT_EQ(Leases(), 33U);  // It does not go on.
-  uint32_t waiting = 0;
-  std::vector<UniqueFd> kept;
-  for (; waiting < 100; ++waiting) {
-    auto frame = client.Receive();
-    ASSERT_TRUE(frame.has_value());
-    ASSERT_EQ(frame->type(), abi::FrameType::kGranted) << frame->ErrorText();
-    ASSERT_EQ(frame->header.request_id, waiting + 1);
-  }
-  EXPECT_EQ(Stats().slow, 0U);
-}
-
-TEST_F(HandleBrokerTest, WhoHoldsUpOthersByNotReadingIsClosed) {
-  BrokerOptions options;
-  options.max_in_flight_fds_per_uid = 64;
-  options.send_timeout = absl::Milliseconds(300);
-  StartWithPlanner(options);
-  ConnectAndAcquire().Close();
-  ASSERT_TRUE(Eventually([&] { return broker_->connections() == 0; }));
-  TestClient hog = Connect();
-  for (uint32_t i = 0; i < 32; ++i) hog.Send(AcquireBytes({LabelRef("planner")}, i + 1));
-  ASSERT_TRUE(Eventually([&] { return manager_->Leases().size() == 32; }));
-  TestClient other = ConnectSilently();
-  other.Send(HelloBytes());  // Even the page is a descriptor in flight.
-  const auto reply = other.Receive();
-  ASSERT_TRUE(reply.has_value());
-  EXPECT_EQ(reply->type(), abi::FrameType::kHelloReply);
-  other.Send(AcquireBytes({LabelRef("planner")}));
-  EXPECT_EQ(other.Receive()->type(), abi::FrameType::kGranted);
-  EXPECT_GE(Stats().slow, 1U);
-  EXPECT_EQ(Leases(), 1U);
 }
 
 }  // namespace

@@ -227,6 +227,12 @@ TEST_F(LoaderTest, AnUnreadableChunkOfASealedCopyIsDataLoss) {
   EXPECT_EQ(Load(1, Residency::kSealed).status().code(), absl::StatusCode::kDataLoss);
 }
 
+TEST_F(LoaderTest, ASealedCopyThatCannotBeWrittenIsRefused) {
+  MakeVersion(1, {{"a.safetensors", Weights(kWeights, 1)}});
+  os_.FailCall("WriteAt", 3, ENOSPC);
+  EXPECT_EQ(Load(1, Residency::kSealed).status().code(), absl::StatusCode::kResourceExhausted);
+}
+
 TEST_F(LoaderTest, AFileTruncatedDuringTheLoadIsDataLossAndNoSignal) {
   for (const Residency residency :
        {Residency::kMapped, Residency::kWarm, Residency::kPinned, Residency::kSealed}) {

@@ -43,7 +43,7 @@ struct TableRef {
 
 struct StringRef {
   uint32_t offset;  // From the start of the string table; a NUL follows the last byte.
-  uint32_t length;
+  uint32_t length;  // 0: the empty string, whatever the offset.
 };
 
 struct IndexHeader {

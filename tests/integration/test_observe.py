@@ -70,7 +70,7 @@ class Metrics(Case):
             return found[0]
 
         self.assertEqual(value("modelhost_label_version", 'model="planner"', 'label="stable"'), 8)
-        self.assertEqual(value("modelhost_model_version_state", 'version="8"', 'state="READY"'), 1)
+        self.assertEqual(value("modelhost_model_version_state", 'version="8"', 'state="ready"'), 1)
         self.assertGreater(value("modelhost_host_resident_bytes", 'version="8"'), 0)
         self.assertEqual(value("modelhost_clients"), 1)
         loads = sum(samples["modelhost_model_load_duration_seconds_count"].values())
