@@ -248,7 +248,7 @@ class Reader {
       if (!tensor.ok()) {
         Fail(tensor.error());
         ++bad_reads_;
-        continue;
+        return;
       }
       nbytes += tensor->nbytes();
       if (!settings_.checksum || tensor->data() == nullptr) continue;

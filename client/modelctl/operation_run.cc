@@ -36,7 +36,7 @@ class Follower {
     OperationStream stream = start(*stub_, &call_, &queue, Tag(Step::kStart));
     std::optional<Exit> end;
     while (!end.has_value()) end = Next(queue, *stream);
-    progress_.Finish();
+    progress_.Finish(absl::Now());
     call_.TryCancel();
     queue.Shutdown();
     void* tag = nullptr;
@@ -118,7 +118,7 @@ class Follower {
   }
 
   std::optional<Exit> OnInterrupt(absl::Time now) {
-    progress_.Finish();
+    progress_.Finish(now);
     if (id_.empty()) {
       context_.err()
           << "interrupted before the operation had an id (`modelctl ops ls` says whether "

@@ -13,6 +13,7 @@ namespace {
 
 constexpr absl::Duration kPlainInterval = absl::Seconds(5);
 constexpr int kBarWidth = 24;
+constexpr absl::Duration kReadable = absl::Milliseconds(300);
 
 int Percent(uint64_t done, uint64_t total) {
   if (total == 0) return 0;
@@ -81,9 +82,12 @@ void Progress::Update(const v1::Operation& operation, absl::Time now) {
     return;
   }
   const bool new_phase = !seen_ || operation.phase() != last_.phase();
-  if (new_phase && mode_ == ProgressMode::kBar) {
-    if (line_open_) Draw(now);
-    Finish();
+  if (mode_ == ProgressMode::kBar) {
+    if (!seen_) {
+      out_ << Printable(absl::StrCat(operation.id(), operation.id().empty() ? "" : "  ", what_))
+           << '\n';
+    }
+    if (new_phase) LeaveLine(now);
   }
   last_ = operation;
   if (new_phase) {
@@ -105,8 +109,17 @@ void Progress::Tick(absl::Time now) {
   if (mode_ == ProgressMode::kPlain && now - last_line_ >= kPlainInterval) Plain(now);
 }
 
-void Progress::Finish() {
-  if (line_open_) out_ << '\n' << std::flush;
+void Progress::Finish(absl::Time now) {
+  LeaveLine(now);
+  if (line_open_) out_ << "\r\x1b[K" << std::flush;
+  line_open_ = false;
+}
+
+// A line that stays open is overwritten by the next one.
+void Progress::LeaveLine(absl::Time now) {
+  if (!line_open_ || now - phase_began_ < kReadable) return;
+  Draw(now);
+  out_ << '\n' << std::flush;
   line_open_ = false;
 }
 
@@ -141,7 +154,7 @@ void Progress::Plain(absl::Time now) {
 void Progress::Draw(absl::Time now) {
   const std::string phase =
       last_.phase().empty() ? StateName(last_.state()) : Printable(last_.phase());
-  std::string line = absl::StrCat(what_, "  ", phase);
+  std::string line = absl::StrCat("  ", phase);
   if (last_.bytes_total() > 0) {
     absl::StrAppend(&line, "  [", Bar(last_.bytes_done(), last_.bytes_total(), kBarWidth), "]  ",
                     Amount(now));

@@ -1,6 +1,8 @@
 // How an operation is shown while it runs, on stderr.
 //
-//   bar    one line, redrawn; a phase that is over leaves its line behind
+//   bar    the operation's name, then one line, redrawn; a phase leaves its line behind unless it
+//   was
+//          over before anybody could read it
 //   plain  a line when the phase changes, and one every 5 s
 //   json   one `OperationEvent` object per line and event
 //   none   nothing
@@ -30,11 +32,12 @@ class Progress {
   // When nothing came for a while.
   void Tick(absl::Time now);
   // Leaves the cursor at the start of a line. Before anything else is written, and at the end.
-  void Finish();
+  void Finish(absl::Time now);
 
  private:
   void Plain(absl::Time now);
   void Draw(absl::Time now);
+  void LeaveLine(absl::Time now);
   std::string Amount(absl::Time now) const;
 
   const ProgressMode mode_;

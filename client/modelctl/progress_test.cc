@@ -31,7 +31,7 @@ TEST(ProgressTest, PlainHasALineForEachPhaseAndOneEveryFiveSeconds) {
   progress.Tick(kStart + absl::Seconds(6));
   progress.Tick(kStart + absl::Seconds(11));
   progress.Update(Step("flip", 0, 0), kStart + absl::Seconds(12));
-  progress.Finish();
+  progress.Finish(kStart + absl::Seconds(60));
   EXPECT_EQ(out.str(),
             "op-12  swap planner@8  load  0 B of 4.0 KiB (0 %)\n"
             "op-12  swap planner@8  load  2.0 KiB of 4.0 KiB (50 %)  409 B/s  eta 5.00 s\n"
@@ -53,19 +53,30 @@ TEST(ProgressTest, BarRedrawsOneLineAndLeavesAPhaseBehind) {
   std::ostringstream out;
   Progress progress(ProgressMode::kBar, out, 200, "load planner@8");
   progress.Update(Step("read", 50, 100), kStart);
-  progress.Update(Step("verify", 0, 100), kStart + absl::Milliseconds(10));
-  progress.Finish();
+  progress.Update(Step("verify", 0, 100), kStart + absl::Seconds(1));
+  progress.Finish(kStart + absl::Seconds(2));
   EXPECT_EQ(out.str(),
-            "\r\x1b[Kload planner@8  read  [############............]  50 B of 100 B (50 %)"
-            "\r\x1b[Kload planner@8  read  [############............]  50 B of 100 B (50 %)\n"
-            "\r\x1b[Kload planner@8  verify  [........................]  0 B of 100 B (0 %)\n");
+            "op-12  load planner@8\n"
+            "\r\x1b[K  read  [############............]  50 B of 100 B (50 %)"
+            "\r\x1b[K  read  [############............]  50 B of 100 B (50 %)\n"
+            "\r\x1b[K  verify  [........................]  0 B of 100 B (0 %)"
+            "\r\x1b[K  verify  [........................]  0 B of 100 B (0 %)\n");
+}
+
+TEST(ProgressTest, BarForgetsAPhaseThatNobodyCouldRead) {
+  std::ostringstream out;
+  Progress progress(ProgressMode::kBar, out, 200, "load planner@8");
+  progress.Update(Step("open", 0, 0), kStart);
+  progress.Update(Step("map", 0, 0), kStart + absl::Milliseconds(2));
+  progress.Finish(kStart + absl::Milliseconds(3));
+  EXPECT_EQ(out.str(), "op-12  load planner@8\n\r\x1b[K  open  0 ns\r\x1b[K  map  0 ns\r\x1b[K");
 }
 
 TEST(ProgressTest, BarNeverWraps) {
   std::ostringstream out;
-  Progress progress(ProgressMode::kBar, out, 20, "load a-model-with-a-long-name@8");
+  Progress progress(ProgressMode::kBar, out, 20, "load");
   progress.Update(Step("read", 50, 100), kStart);
-  EXPECT_EQ(out.str(), "\r\x1b[Kload a-model-with-a");
+  EXPECT_EQ(out.str(), "op-12  load\n\r\x1b[K  read  [##########");
 }
 
 TEST(ProgressTest, JsonIsOneObjectForEachEventTheLastOneToo) {
@@ -94,7 +105,7 @@ TEST(ProgressTest, NoneIsSilent) {
   Progress progress(ProgressMode::kNone, out, 80, "x");
   progress.Update(Step("load", 1, 2), kStart);
   progress.Tick(kStart + absl::Seconds(60));
-  progress.Finish();
+  progress.Finish(kStart + absl::Seconds(60));
   EXPECT_EQ(out.str(), "");
 }
 

@@ -140,7 +140,7 @@ class Stream {
 
   Outcome<v1::PublishResponse> Run(const v1::PublishBegin& begin, const SourceSet& files) {
     Exit exit = Write(begin, files);
-    progress_.Finish();
+    progress_.Finish(absl::Now());
     if (!exit.ok()) {
       call_.TryCancel();
       (void)writer_->Finish();

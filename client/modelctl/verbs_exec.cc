@@ -155,7 +155,9 @@ Exit Exec(Context& context, const ExecFlags& flags) {
   const int code = Supervise(child->pid, signals);
   int error = 0;
   if (::read(child->failure.get(), &error, sizeof(error)) == sizeof(error)) {
-    return FromError(ErrnoError(error, absl::StrCat("exec: ", (*command)[0])), "");
+    Exit exit = FromError(ErrnoError(error, absl::StrCat("exec: ", (*command)[0])), "");
+    absl::StrAppend(&exit.error, " (give a program's path, or a name that is in PATH)");
+    return exit;
   }
   return Exit{static_cast<ExitCode>(code), ""};
 }

@@ -271,7 +271,7 @@ TEST_F(ClientTest, ForkingAmongCallsNeitherHangsNorHurts) {
       }
     });
   }
-  for (int i = 0; i < 60; ++i) {
+  for (int i = 0; i < 20; ++i) {
     EXPECT_EQ(InChild([&] {
                 mh_handle* other = nullptr;
                 const bool refused = mh_acquire(client.get(), "planner", nullptr, &other,

@@ -96,7 +96,7 @@ Result<IndexReader> IndexReader::Open(std::span<const std::byte> bytes) {
 
 bool IndexReader::Text(const abi::StringRef& ref, std::string_view* text) const {
   *text = std::string_view("");
-  if (ref.length == 0) return true;  // Wherever it points: an empty string has no place.
+  if (ref.length == 0) return true;  // Wherever it points.
   const uint64_t end = uint64_t{ref.offset} + ref.length;
   if (end >= strings_.size() || strings_[end] != '\0') return false;
   *text = strings_.substr(ref.offset, ref.length);

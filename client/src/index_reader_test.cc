@@ -115,7 +115,10 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"name", [](Aligned& i) { i.tensor(0).name.offset = 0xfffffff0U; }},
         Damage{"name_length", [](Aligned& i) { i.tensor(0).name.length = 0xffffffffU; }},
         Damage{"name_end", [](Aligned& i) { i.tensor(0).name.length -= 1; }},
-        Damage{"reason", [](Aligned& i) { i.tensor(0).reason.offset = 1U << 30; }},
+        Damage{"reason",
+               [](Aligned& i) {
+                 i.tensor(0).reason = {1U << 30, 4};
+               }},
         Damage{"region", [](Aligned& i) { i.tensor(0).region = 99; }},
         Damage{"file", [](Aligned& i) { i.tensor(0).file = 99; }},
         Damage{"component", [](Aligned& i) { i.tensor(0).component = 99; }},

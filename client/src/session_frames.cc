@@ -186,7 +186,7 @@ void Session::Break(const Error& error, bool lost) {
   backoff_ = std::chrono::milliseconds(50);
   reconnect_at_ = std::chrono::steady_clock::now() + Jittered(backoff_);
   SignalLocked();
-  if (housekeeper_ != nullptr) housekeeper_->Wake();
+  if (housekeeper_ != nullptr && !closed_) housekeeper_->Wake();
   if (!reading_) CloseConnection();
 }
 

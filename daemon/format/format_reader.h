@@ -4,8 +4,9 @@
 // their plain relative names; who gives the bytes decides what a name may reach.
 //
 // Errors: INVALID_ARGUMENT the bytes are not a good model (the text names the file, the offset or
-// the tensor, and the reason); UNIMPLEMENTED a format or variant that is refused by name; NOT_FOUND
-// / FAILED_PRECONDITION from the source. Thread-safe: no state.
+// the tensor, and the reason), also when a file of its set is missing; UNIMPLEMENTED a format or
+// variant that is refused by name; others as the source gave them. Texts start with the file's
+// name. Thread-safe: no state.
 #pragma once
 
 #include <cstddef>
@@ -54,10 +55,12 @@ struct Component {
   std::string main_file;  // What to give to ReadModel.
 };
 
-// Finds the weight sets among the files of a directory (names relative to it, any order). Shards
-// that an index or a split set claims are not components of their own; with a shard index, stray
-// safetensors beside it belong to nobody. Files that are no weights are left out. Two components of
-// one name get their main file's name instead.
+// Finds the weight sets among the files of a directory (names relative to it, any order); the
+// result is sorted by main file. Shards that an index or a split set claims are not components of
+// their own; with a shard index, stray safetensors beside it belong to nobody. Files that are no
+// weights are left out, and so are weights of formats that are not served when others are there;
+// alone, they are components, for ReadModel to refuse by name. Damaged or unreadable weights are
+// components too. Two components of one name get their main file's name instead.
 absl::StatusOr<std::vector<Component>> FindComponents(const std::vector<std::string>& names,
                                                       FileSource& source);
 

@@ -385,16 +385,20 @@ class Parser {
     std::array<int64_t, kMaxDims> shape{};
     uint64_t row = 1;
     uint64_t elements = 1;
+    bool empty = false;
+    bool fits = true;
     for (uint32_t i = 0; i < rank; ++i) {
       uint64_t dim = 0;
       if (!in_.Little("a dimension", &dim)) return false;
       if (dim > INT64_MAX) return fail("has a negative dimension");
-      if (__builtin_mul_overflow(elements, dim, &elements) || elements > INT64_MAX) {
-        return fail("has more elements than 63 bits can count");
-      }
       if (i == 0) row = dim;
+      empty = empty || dim == 0;
+      fits = fits && !__builtin_mul_overflow(elements, dim, &elements) && elements <= INT64_MAX;
       shape[rank - 1 - i] = static_cast<int64_t>(dim);
     }
+    // With a 0 among them there is no element, whatever the other dimensions are.
+    if (empty) elements = 0;
+    if (!empty && !fits) return fail("has more elements than 63 bits can count");
 
     uint32_t type = 0;
     if (!in_.Little("a type", &type)) return false;

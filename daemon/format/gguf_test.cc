@@ -121,6 +121,15 @@ TEST(GgufTest, AcceptsWhatTheFormatAllows) {
   EXPECT_TRUE(Read(GgufBuilder().Build()).ok());
 }
 
+TEST(GgufTest, ADimensionOfZeroMakesATensorEmptyWhateverTheOthersAre) {
+  for (const std::vector<uint64_t>& dims : std::vector<std::vector<uint64_t>>{
+           {0, uint64_t{1} << 62, uint64_t{1} << 62}, {uint64_t{1} << 62, uint64_t{1} << 62, 0}}) {
+    auto index = Read(GgufBuilder().Tensor("t", dims, kF32, 0).Build());
+    ASSERT_TRUE(index.ok()) << index.status();
+    EXPECT_EQ(index->at(0).nbytes, 0u);
+  }
+}
+
 TEST(GgufTest, AlignmentMayBeAnyPowerOfTwo) {
   for (const uint32_t alignment : {1u, 2u, 4u, 8u, 16u, 64u, 4096u}) {
     GgufBuilder file;
@@ -265,6 +274,7 @@ TEST(GgufTest, RefusesBadTensors) {
   EXPECT_NE(refusal("t", {(uint64_t{1} << 62) + 4}), "accepted");
   EXPECT_NE(refusal("t", {uint64_t{1} << 32, uint64_t{1} << 31}), "accepted");
   EXPECT_NE(refusal("t", {INT64_MAX}), "accepted");
+  EXPECT_THAT(refusal("t", {uint64_t{1} << 31, uint64_t{1} << 32}), HasSubstr("63 bits can count"));
 }
 
 TEST(GgufTest, NamesMayNotOccurTwice) {

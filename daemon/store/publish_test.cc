@@ -24,9 +24,6 @@ uint64_t InodeOf(const std::string& path) {
   return ::stat(path.c_str(), &info) == 0 ? info.st_ino : 0;
 }
 
-const TestStore::Files files_ = {{"model.gguf", "weights"}, {"sub/dir/tokenizer.json", "{}"}};
-};
-
 TEST_F(PublishTest, MakesAnImmutableVersion) {
   auto result = store_.Publish("planner", 8, files_);
   ASSERT_TRUE(result.ok()) << result.status();

@@ -24,5 +24,7 @@ class PublishTest : public ::testing::Test {
 
   ScratchDir scratch_;
   TestStore store_{scratch_.path()};
+  const TestStore::Files files_ = {{"model.gguf", "weights"}, {"sub/dir/tokenizer.json", "{}"}};
+};
 
 }  // namespace modelhost

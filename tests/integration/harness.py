@@ -153,7 +153,7 @@ class Daemon:
 
     def _make(self, path):
         if not path.exists():
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, mode=0o700)
             if AS_ROOT:
                 os.chown(path, DAEMON, DAEMON)
 

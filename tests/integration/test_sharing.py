@@ -135,7 +135,7 @@ class Sharing(Case):
 
     def test_exec_holds_the_lease_while_the_program_runs(self):
         self.serve("planner", 1)
-        process = self.daemon.ctl_start("exec", "planner", "--", "/bin/sh", "-c", "read line")
+        process = self.daemon.ctl_start("exec", "planner", "--", "/bin/sleep", "600")
         try:
             self.wait_leases(1)
         finally:

@@ -12,6 +12,7 @@ namespace {
 class Strings {
  public:
   abi::StringRef Add(const std::string& text) {
+    if (text.empty()) return {};  // An empty string has no place of its own.
     const abi::StringRef ref{static_cast<uint32_t>(bytes_.size()),
                              static_cast<uint32_t>(text.size())};
     bytes_ += text;
