@@ -10,21 +10,17 @@ WORKDIR /src
 COPY deploy/install-deps deploy/install-deps
 RUN deploy/install-deps --build && rm -rf /var/lib/apt/lists/*
 COPY . .
-RUN cmake --preset release -DMODELHOST_TESTS=OFF \
- && cmake --build --preset release --target modelhostd modelctl modelhost \
- && install -D -m 0755 -t /out/usr/sbin build/release/bin/modelhostd \
- && install -D -m 0755 -t /out/usr/bin build/release/bin/modelctl \
- && mkdir -p /out/usr/lib \
- && cp -a build/release/lib/libmodelhost.so* /out/usr/lib/ \
- && find /out -type f -exec strip --strip-unneeded {} + \
- && install -D -m 0644 deploy/modelhostd.toml /out/etc/modelhost/modelhostd.toml
+RUN cmake --preset release -DMODELHOST_TESTS=OFF -DCMAKE_INSTALL_PREFIX=/usr \
+ && cmake --build --preset release \
+ && DESTDIR=/out cmake --install build/release --strip \
+ && rm -rf /out/usr/include /out/usr/lib/systemd
 
 FROM debian:bookworm-slim
 # The shared libraries that the two programs name, and nothing else.
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
-      libgrpc++1.51 libprotobuf32 libspdlog1.10 libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0 \
-      libcivetweb1 libsimdjson14 libtomlplusplus3 libssl3 liburing2 libsystemd0 zlib1g \
+      libabsl20220623 libgrpc29 libgrpc++1.51 libprotobuf32 libspdlog1.10 libssl3 libsystemd0 \
+      libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0 libsimdjson14 libtomlplusplus3 \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --system --gid 970 modelhost \
  && groupadd --system --gid 971 modelhost-admin \

@@ -167,6 +167,15 @@ class Tour:
             process.wait(30)
         return answers, sum(memory) + daemon
 
+    def attach(self, ref):
+        """From connecting to the first tensor's pointer, many times in a process of its own."""
+        done = subprocess.run([str(self.bin / "modelhost-reader"), "--runtime-dir",
+                               str(self.runtime), "--ref", ref, "--attach", "500", "--json"],
+                              capture_output=True, text=True, env=self.env, timeout=120, check=False)
+        if done.returncode != 0:
+            raise Failure(f"modelhost-reader ended with {done.returncode}: {done.stderr.strip()}")
+        return json.loads(done.stdout)
+
     @staticmethod
     def pss(pid):
         for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -224,9 +233,10 @@ class Tour:
         sums = {answer["checksum"] for answer in answers}
         if len(sums) != 1:
             raise Failure(f"the readers read different bytes: {sums}")
-        attach = sorted(answer["attach_us"] for answer in answers)[READERS // 2]
-        self.row("attach, to the first tensor", f"{attach:.1f} us",
-                 f"{answers[0]['tensors']} tensors; middle of {READERS} new processes")
+        attach = self.attach("planner")
+        self.row("attach, to the first tensor", f"{attach['p50_us']:.1f} us",
+                 f"p50 of {attach['count']:.0f} with {answers[0]['tensors']:.0f} tensors; "
+                 f"p99 {attach['p99_us']:.1f} us")
         self.row(f"memory of {READERS} processes", f"{(memory - idle) / MIB:.0f} MiB",
                  f"{(memory - idle) / size:.2f} x the file; copies of their own would be "
                  f"{READERS * size / MIB:.0f} MiB")

@@ -1,7 +1,5 @@
 #include "client/src/session.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -22,8 +20,7 @@ constexpr milliseconds kLongestPause{200};
 constexpr milliseconds kReplyMargin{100};
 
 milliseconds Left(SteadyTime deadline) {
-  return std::max(milliseconds(0),
-                  std::chrono::duration_cast<milliseconds>(deadline - steady_clock::now()));
+  return std::max(milliseconds(0), std::chrono::ceil<milliseconds>(deadline - steady_clock::now()));
 }
 
 std::string Joined(const std::vector<std::string>& paths) {
@@ -35,7 +32,10 @@ std::string Joined(const std::vector<std::string>& paths) {
 }  // namespace
 
 Session::Session(Options options, uint64_t id)
-    : options_(std::move(options)), id_(id), random_(static_cast<uint32_t>(id + ::getpid())) {}
+    : options_(std::move(options)),
+      id_(id),
+      random_(static_cast<uint32_t>(
+          id + static_cast<uint64_t>(steady_clock::now().time_since_epoch().count()))) {}
 
 Session::~Session() {
   const MutexLock lock(mutex_);

@@ -17,15 +17,13 @@ std::shared_ptr<const HostRegion> RegionCache::Find(const RegionKey& key) {
 
 RegionCache::Claimed RegionCache::Claim(const RegionKey& key,
                                         std::shared_ptr<const HostRegion>* region) {
-  while (true) {
-    *region = Find(key);
-    if (*region != nullptr) return Claimed::kResident;
-    // Between the two looks somebody may have inserted it: then look again.
+  *region = Find(key);
+  if (*region != nullptr) return Claimed::kResident;
+  {
     absl::MutexLock lock(&mutex_);
-    if (claims_.contains(key)) return Claimed::kElsewhere;
-    claims_.insert(key);
-    break;
+    if (!claims_.insert(key).second) return Claimed::kElsewhere;
   }
+  // Its last maker may have finished between the look and the claim.
   *region = Find(key);
   if (*region == nullptr) return Claimed::kMine;
   Abandon(key);

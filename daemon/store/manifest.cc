@@ -30,9 +30,9 @@ absl::StatusOr<ManifestFile> FileFrom(simdjson::dom::element json, std::string w
   if (const absl::Status plain = CheckVersionPath(file.path); !plain.ok()) {
     return object->ErrorAt("path", plain.message());
   }
-  auto bytes = object->Uint("bytes");
+  auto bytes = object->Uint("size");
   if (!bytes.ok()) return bytes.status();
-  if (*bytes > kMaxBytes) return object->ErrorAt("bytes", "larger than any file");
+  if (*bytes > kMaxBytes) return object->ErrorAt("size", "larger than any file");
   file.bytes = *bytes;
   auto sha256 = object->Sha256("sha256");
   if (!sha256.ok()) return sha256.status();
@@ -194,7 +194,7 @@ void AppendManifest(const Manifest& manifest, JsonWriter& json) {
   for (const ManifestFile& file : manifest.files) {
     json.BeginObject();
     json.Key("path").String(file.path);
-    json.Key("bytes").Uint(file.bytes);
+    json.Key("size").Uint(file.bytes);
     json.Key("sha256").String(file.sha256.Hex());
     json.Key("role").String(file.role);
     json.Key("chunk_bytes").Uint(file.chunk_bytes);

@@ -2,7 +2,7 @@
 //
 //   {"schema": 1, "model": "planner", "version": 8, "created": "2026-01-01T00:00:00Z",
 //    "digest": "<hex>", "requires": {"key": "value"},
-//    "files": [{"path": "a.safetensors", "bytes": 123, "sha256": "<hex>", "role": "weights",
+//    "files": [{"path": "a.safetensors", "size": 123, "sha256": "<hex>", "role": "weights",
 //               "chunk_bytes": 16777216, "chunk_sha256": ["<hex>", ...]}]}
 //
 // Unknown fields, duplicate paths and names that are not plain are refused: INVALID_ARGUMENT with

@@ -56,7 +56,7 @@ TEST(ManifestTest, ComesBackAsItWasWritten) {
   EXPECT_EQ(after->requires_map, before.requires_map);
   ASSERT_EQ(after->files.size(), 2u);
   EXPECT_EQ(after->files[1].path, "weights/a.safetensors");
-  EXPECT_EQ(after->files[1].bytes, kChunkBytes + 1);
+  EXPECT_EQ(after->files[1].size, kChunkBytes + 1);
   EXPECT_EQ(after->files[1].role, "weights");
   EXPECT_EQ(after->files[1].chunks, before.files[1].chunks);
   EXPECT_EQ(after->TotalBytes(), kChunkBytes + 3);
@@ -84,8 +84,8 @@ TEST(ManifestTest, SyntaxErrorsSayAtWhichByte) {
 TEST(ManifestTest, UnknownFieldsAreRefusedByPlaceAndName) {
   EXPECT_THAT(ParseWith("\"model\"", "\"mode\": 1, \"model\"").message(),
               HasSubstr("manifest.json: mode: unknown field"));
-  EXPECT_THAT(ParseWith("\"role\": \"weights\"", "\"role\": \"weights\", \"size\": 1").message(),
-              HasSubstr("files[1].size: unknown field"));
+  EXPECT_THAT(ParseWith("\"role\": \"weights\"", "\"role\": \"weights\", \"length\": 1").message(),
+              HasSubstr("files[1].length: unknown field"));
 }
 
 TEST(ManifestTest, DuplicateFieldsAreRefused) {
@@ -102,7 +102,7 @@ TEST(ManifestTest, WrongValuesAreRefusedWithTheirPlace) {
   EXPECT_THAT(ParseWith("\"sidecar\"", "\"other\"").message(), HasSubstr("files[0].role: "));
   EXPECT_THAT(ParseWith("config.json", "../config.json").message(), HasSubstr("files[0].path: "));
   EXPECT_THAT(ParseWith("16777216", "1000").message(), HasSubstr("files[0].chunk_bytes: "));
-  EXPECT_THAT(ParseWith("\"bytes\": 16777217", "\"bytes\": 16777216").message(),
+  EXPECT_THAT(ParseWith("\"size\": 16777217", "\"size\": 16777216").message(),
               HasSubstr("files[1].chunk_sha256: has 2 digests for 1 chunks"));
 }
 
@@ -119,9 +119,9 @@ TEST(ManifestTest, AFileTwiceOrInsideAFileIsRefused) {
 }
 
 TEST(ManifestTest, SizesThatAddUpBeyondReasonAreRefused) {
-  const absl::Status status = ParseWith("\"bytes\": 16777217", "\"bytes\": 18446744073709551615");
+  const absl::Status status = ParseWith("\"size\": 16777217", "\"size\": 18446744073709551615");
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
-  EXPECT_THAT(status.message(), HasSubstr("files[1].bytes"));
+  EXPECT_THAT(status.message(), HasSubstr("files[1].size"));
 }
 
 TEST(NamesTest, OnlyCanonicalVersionNumbers) {

@@ -2,6 +2,7 @@
 //
 //   reader_bench --runtime-dir=D --ref=R          on the daemon's copy
 //   reader_bench --private=FILE                   on a copy of its own, as programs do today
+//   reader_bench --runtime-dir=D                  connected, with no model: what the process costs
 //
 // Prints one JSON line when it has read everything; ends when stdin does. Meanwhile its memory can
 // be measured from outside.
@@ -52,8 +53,8 @@ int Main(int argc, char** argv) {
     ranges.push_back({copy.get(), size});
   } else {
     client = Connect(runtime_dir);
-    handle = Acquire(client, ref);
-    for (size_t i = 0; i < mh_tensor_count(handle); ++i) {
+    if (!ref.empty()) handle = Acquire(client, ref);
+    for (size_t i = 0; handle != nullptr && i < mh_tensor_count(handle); ++i) {
       mh_tensor_view view = MH_TENSOR_VIEW_INIT;
       if (mh_tensor_at(handle, i, &view) != MH_OK) Die(ref, "has a broken index");
       ranges.push_back({view.data, view.nbytes});

@@ -247,7 +247,7 @@ class Daemon:
         command = [PROGRAMS.ctl, "--runtime-dir", str(self.runtime), *map(str, arguments)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                 stderr=subprocess.PIPE, text=True, cwd="/", env=environment(),
-                                **as_user(user))
+                                start_new_session=True, **as_user(user))
 
 
 class Client:

@@ -139,7 +139,8 @@ class Sharing(Case):
         try:
             self.wait_leases(1)
         finally:
-            process.kill()
+            # The program outlives a modelctl that is killed alone, and keeps what it has open.
+            os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
         self.wait_leases(0)
 

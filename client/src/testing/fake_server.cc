@@ -522,6 +522,7 @@ bool FakeServer::Eventually(const std::function<bool()>& met) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!met()) {
     if (std::chrono::steady_clock::now() > deadline) return false;
+    // lint: allow(sleep) the pause of a poll with a deadline.
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
   }
   return true;
