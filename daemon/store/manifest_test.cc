@@ -56,7 +56,7 @@ TEST(ManifestTest, ComesBackAsItWasWritten) {
   EXPECT_EQ(after->requires_map, before.requires_map);
   ASSERT_EQ(after->files.size(), 2u);
   EXPECT_EQ(after->files[1].path, "weights/a.safetensors");
-  EXPECT_EQ(after->files[1].size, kChunkBytes + 1);
+  EXPECT_EQ(after->files[1].bytes, kChunkBytes + 1);
   EXPECT_EQ(after->files[1].role, "weights");
   EXPECT_EQ(after->files[1].chunks, before.files[1].chunks);
   EXPECT_EQ(after->TotalBytes(), kChunkBytes + 3);
