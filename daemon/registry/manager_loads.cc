@@ -247,11 +247,12 @@ void ModelManager::Impl::TellWaiters(VersionRecord& record, const absl::Status& 
 void ModelManager::Impl::DropWaiters(OperationId operation, const absl::Status& why) {
   std::vector<VersionRecord::Waiter> dropped;
   for (auto& [key, record] : versions) {
-    const auto leaving = std::ranges::stable_partition(
-        record.waiters, [&](const auto& waiter) { return waiter.operation != operation; });
-    if (leaving.empty()) continue;
-    std::move(leaving.begin(), leaving.end(), std::back_inserter(dropped));
-    record.waiters.erase(leaving.begin(), record.waiters.end());
+    const auto leaving =
+        std::stable_partition(record.waiters.begin(), record.waiters.end(),
+                              [&](const auto& waiter) { return waiter.operation != operation; });
+    if (leaving == record.waiters.end()) continue;
+    std::move(leaving, record.waiters.end(), std::back_inserter(dropped));
+    record.waiters.erase(leaving, record.waiters.end());
     if (record.waiters.empty()) CancelLoad(record);
   }
   for (const auto& waiter : dropped) waiter.done(why);

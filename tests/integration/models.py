@@ -24,9 +24,10 @@ def fill(seed, nbytes):
 
 def big_fill(seed, nbytes, block=1 << 20):
     """As fill, but blocks of 1 MiB repeat: fast for large files. Yields pieces."""
-    piece = fill(seed, block)
-    for _ in range(nbytes // block):
-        yield piece
+    if nbytes >= block:
+        piece = fill(seed, block)
+        for _ in range(nbytes // block):
+            yield piece
     if nbytes % block:
         yield fill(seed, nbytes % block)
 
