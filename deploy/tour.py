@@ -209,9 +209,17 @@ class Tour:
         self.daemon()
         status = self.ctl("status")
         print(f"  modelhostd {status['version']}, ready, pid {status['pid']}", file=sys.stderr)
+
+        say("A small model first: one GGUF file")
+        answer, took = self.publish(self.folder / "speech.gguf", "speech", 1)
+        self.ctl("swap", "speech", "--version", 1)
+        row = self.ctl("describe", "speech")["version"]
+        self.row("publish speech.gguf", ms(took), f"{row['format']}, {row['tensorCount']} tensors, "
+                 f"{row['state']}")
+        # What the daemon has by now is not the next model's.
         idle = self.pss(status["pid"])
 
-        say("Publish version 1, load it from disk, label it stable")
+        say("Publish version 1 of a large one, load it from disk, label it stable")
         answer, took = self.publish(self.folder / "planner-v1", "planner", 1)
         size = answer["bytes"]
         self.row("publish planner@1", ms(took), f"{size / MIB:.0f} MiB, hashed and made durable")
@@ -222,11 +230,6 @@ class Tour:
                  f"{size / load['durationSeconds'] / 1e9:.2f} GB/s")
         for phase in load["phases"]:
             self.row(f"  {phase['name']}", ms(phase["durationSeconds"]))
-        answer, took = self.publish(self.folder / "speech.gguf", "speech", 1)
-        self.ctl("swap", "speech", "--version", 1)
-        row = self.ctl("describe", "speech")["version"]
-        self.row("speech.gguf", ms(took), f"{row['format']}, {row['tensorCount']} tensors, "
-                 f"{row['state']}")
 
         say(f"{READERS} processes read every byte of it")
         answers, memory = self.readers("planner")

@@ -18,6 +18,8 @@ function(modelhost_show_locks_to_tsan name)
   list(TRANSFORM wrapped PREPEND "LINKER:--wrap=")
   target_sources(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/tsan_absl.cc)
   target_link_options(${name} PRIVATE ${wrapped})
+  # For programs that use no absl of their own.
+  target_link_libraries(${name} PRIVATE absl::synchronization absl::time)
 endfunction()
 
 # A unit test beside its code, run by ctest with a limit of its own.

@@ -23,7 +23,7 @@ using testing::MakeVersion;
 class Aligned {
  public:
   explicit Aligned(const std::string& bytes) : words_((bytes.size() + 7) / 8), size_(bytes.size()) {
-    std::memcpy(words_.data(), bytes.data(), bytes.size());
+    if (!bytes.empty()) std::memcpy(words_.data(), bytes.data(), bytes.size());
   }
   std::span<const std::byte> bytes() const {
     return {reinterpret_cast<const std::byte*>(words_.data()), size_};

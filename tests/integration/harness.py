@@ -4,6 +4,7 @@ As root, the three run as three users without any rights; as a plain user all ru
 the cases that need more say so and are skipped. Nothing here sleeps for correctness: waits look for
 the thing waited for, and have a deadline.
 """
+import ctypes
 import json
 import os
 import pathlib
@@ -82,6 +83,15 @@ PROGRAMS = None  # Set by run.py before any test runs.
 def use_build(folder):
     global PROGRAMS
     PROGRAMS = Programs(folder)
+
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def end_with_us():
+    """In a child: the kernel ends it when the test process ends, however that ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
 
 
 def as_user(uid):
@@ -178,6 +188,7 @@ class Daemon:
         limits = self.limits
 
         def set_limits():
+            end_with_us()
             for name, value in limits.items():
                 resource.setrlimit(getattr(resource, name), (value, value))
 
@@ -257,6 +268,7 @@ class Client:
         limits = limits or {}
 
         def set_limits():
+            end_with_us()
             for name, value in limits.items():
                 resource.setrlimit(getattr(resource, name), (value, value))
 
