@@ -284,6 +284,7 @@ void App::Impl::AcceptControl() {
     if (!socket.ok()) return;
     auto peer = PeerOf(*socket);
     if (!peer.ok()) continue;
+    peer->comm = CommOf(peer->pid);
     // Who may do nothing is told so by every RPC: a closed connection would look like no daemon.
     server->AddConnection(*std::move(socket), *peer);
   }

@@ -10,6 +10,7 @@ namespace modelhost {
 namespace {
 
 constexpr int kAttempts = 1000;
+constexpr uint64_t kFirstBytes = 64 << 10;
 
 }  // namespace
 
@@ -36,6 +37,8 @@ Result<std::shared_ptr<const CatalogueReader>> CatalogueReader::Map(const Unique
     return broken(error.text);
   }
   std::shared_ptr<const CatalogueReader> reader(new CatalogueReader(*std::move(mapping)));
+  // The slots in use are the first ones.
+  Prefault(reader->mapping_.bytes().first(std::min<uint64_t>(bytes, kFirstBytes)));
   const abi::CatalogueHeader& header = reader->header();
   if (header.magic.load(std::memory_order_acquire) != abi::kCatalogueMagic) {
     return broken("bad magic");

@@ -3,9 +3,12 @@
 #include <algorithm>
 
 #include "client/src/near_names.h"
+#include "proto/handle/mapping.h"
 
 namespace modelhost {
 namespace {
+
+constexpr size_t kFirstBytes = size_t{64} << 10;
 
 template <typename T>
 std::span<const T> Table(std::span<const std::byte> bytes, const abi::TableRef& ref) {
@@ -71,6 +74,8 @@ Result<IndexReader> IndexReader::Open(std::span<const std::byte> bytes) {
   };
   if (bytes.size() < sizeof(abi::IndexHeader)) return broken("shorter than its header");
   IndexReader reader;
+  // The small tables are all here (proto/abi/version_index.h).
+  Prefault(bytes.first(std::min(bytes.size(), kFirstBytes)));
   reader.header_ = reinterpret_cast<const abi::IndexHeader*>(bytes.data());
   const abi::IndexHeader& header = *reader.header_;
   if (header.magic != abi::kIndexMagic) return broken("not an index (bad magic)");
@@ -83,7 +88,7 @@ Result<IndexReader> IndexReader::Open(std::span<const std::byte> bytes) {
     return broken("too many entries");
   }
   reader.tensors_ = Table<abi::TensorEntry>(bytes, header.tensors);
-  reader.buckets_ = Table<uint32_t>(bytes, header.buckets);
+  reader.buckets_ = Table<abi::Bucket>(bytes, header.buckets);
   reader.dims_ = Table<int64_t>(bytes, header.dims);
   reader.files_ = Table<abi::FileEntry>(bytes, header.files);
   reader.regions_ = Table<abi::RegionEntry>(bytes, header.regions);
@@ -118,11 +123,13 @@ Find IndexReader::FindBare(std::string_view name, const std::string_view* compon
                            size_t* number) const {
   if (buckets_.empty()) return Find::kMissing;
   const size_t mask = buckets_.size() - 1;
-  size_t at = abi::HashName(name) & mask;
+  const uint32_t hash = abi::HashName(name);
+  size_t at = hash & mask;
   size_t found = 0;
   for (size_t probes = 0; probes < buckets_.size(); ++probes, at = (at + 1) & mask) {
-    if (buckets_[at] == 0) break;
-    const size_t candidate = buckets_[at] - 1;
+    if (buckets_[at].number == 0) break;
+    if (buckets_[at].hash != hash) continue;
+    const size_t candidate = buckets_[at].number - 1;
     std::string_view text;
     if (!NameOf(candidate, &text)) return Find::kBroken;
     if (text != name) continue;

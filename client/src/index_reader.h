@@ -76,7 +76,7 @@ class IndexReader {
 
   const abi::IndexHeader* header_ = nullptr;
   std::span<const abi::TensorEntry> tensors_;
-  std::span<const uint32_t> buckets_;
+  std::span<const abi::Bucket> buckets_;
   std::span<const int64_t> dims_;
   std::span<const abi::FileEntry> files_;
   std::span<const abi::RegionEntry> regions_;

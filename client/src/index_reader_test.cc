@@ -168,12 +168,14 @@ TEST(IndexReader, BlockTypesAreCountedInBlocks) {
 
 TEST(IndexReader, ATableFullOfEntriesEndsTheSearch) {
   Aligned index(BuildIndex(MakeVersion("m", 1, 3, 4, 1)));
+  const uint32_t hash = abi::HashName("not there");
   for (uint64_t i = 0; i < index.header().buckets.count; ++i) {
-    index.At<uint32_t>(index.header().buckets.offset + i * 4) = 1;
+    index.At<abi::Bucket>(index.header().buckets.offset + i * sizeof(abi::Bucket)) = {hash, 1};
   }
   size_t number = 0;
   EXPECT_EQ(Opened(index).FindTensor("not there", &number), Find::kMissing);
-  index.At<uint32_t>(index.header().buckets.offset) = 1000;
+  const uint64_t first = hash & (index.header().buckets.count - 1);
+  index.At<abi::Bucket>(index.header().buckets.offset + first * sizeof(abi::Bucket)).number = 1000;
   EXPECT_EQ(Opened(index).FindTensor("not there", &number), Find::kBroken);
 }
 

@@ -35,7 +35,7 @@ Result<std::unique_ptr<Model>> Model::Create(const abi::Granted& head, const Uni
   model->label_ = NameIn(head.label);
   model->version_ = head.version;
   model->digest_hex_ = Hex(head.digest);
-  auto mapping = ReadOnlyMapping::MapSealed(index, head.index_bytes);
+  auto mapping = ReadOnlyMapping::MapSealed(index, head.index_bytes, Align::kPage);
   if (!mapping.ok()) return AsDataLoss(std::move(mapping).error(), model->Name() + ": index");
   model->index_mapping_ = *std::move(mapping);
   auto reader = IndexReader::Open(model->index_mapping_.bytes());

@@ -44,18 +44,6 @@ absl::StatusOr<std::vector<uint32_t>> GroupsOf(const UniqueFd& socket) {
   }
 }
 
-std::string CommOf(int32_t pid) {
-  if (pid <= 0) return "";  // In a pid namespace that this process cannot see.
-  const std::string path = absl::StrCat("/proc/", pid, "/comm");
-  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  if (!file.valid()) return "";
-  std::array<char, 64> text;
-  const ssize_t got = ::read(file.get(), text.data(), text.size());
-  if (got <= 0) return "";
-  return std::string(
-      absl::StripSuffix(absl::string_view(text.data(), static_cast<size_t>(got)), "\n"));
-}
-
 std::optional<uint32_t> GroupNumber(const std::string& entry) {
   uint32_t number = 0;
   if (absl::SimpleAtoi(entry, &number)) return number;
@@ -108,8 +96,19 @@ absl::StatusOr<Peer> PeerOf(const UniqueFd& socket) {
   peer.uid = credentials.uid;
   peer.gid = credentials.gid;
   peer.groups = *std::move(groups);
-  peer.comm = CommOf(credentials.pid);
   return peer;
+}
+
+std::string CommOf(int32_t pid) {
+  if (pid <= 0) return "";  // In a pid namespace that this process cannot see.
+  const std::string path = absl::StrCat("/proc/", pid, "/comm");
+  const UniqueFd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return "";
+  std::array<char, 64> text;
+  const ssize_t got = ::read(file.get(), text.data(), text.size());
+  if (got <= 0) return "";
+  return std::string(
+      absl::StripSuffix(absl::string_view(text.data(), static_cast<size_t>(got)), "\n"));
 }
 
 uint64_t UnreadByPeer(const UniqueFd& socket) {

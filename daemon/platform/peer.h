@@ -16,11 +16,14 @@ struct Peer {
   uint32_t uid = 0;
   uint32_t gid = 0;
   std::vector<uint32_t> groups;  // Supplementary.
-  std::string comm;  // From /proc at connect time; for people only, never for decisions.
+  std::string comm;  // CommOf(pid), where somebody asked; for people only, never for decisions.
 };
 
-// SO_PEERCRED and SO_PEERGROUPS of a connected socket.
+// SO_PEERCRED and SO_PEERGROUPS of a connected socket. `comm` stays empty.
 absl::StatusOr<Peer> PeerOf(const UniqueFd& socket);
+
+// The name of a process as /proc has it now; empty when it is gone or cannot be seen.
+std::string CommOf(int32_t pid);
 
 // What was sent on `socket` and not yet read by the peer, in the kernel's measure: at least the
 // bytes of the frames, plus its bookkeeping for each. 0: the peer has read everything.

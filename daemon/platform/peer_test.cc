@@ -38,7 +38,7 @@ TEST(PeerOf, TellsTheProcessAtTheOtherEnd) {
   EXPECT_EQ(peer->pid, ::getpid());
   EXPECT_EQ(peer->uid, ::getuid());
   EXPECT_EQ(peer->gid, ::getgid());
-  EXPECT_EQ(peer->comm, std::string(program_invocation_short_name).substr(0, 15));
+  EXPECT_EQ(CommOf(peer->pid), std::string(program_invocation_short_name).substr(0, 15));
   std::vector<uint32_t> own(static_cast<size_t>(::getgroups(0, nullptr)));
   ASSERT_EQ(::getgroups(static_cast<int>(own.size()), own.data()), static_cast<int>(own.size()));
   EXPECT_EQ(peer->groups, own);

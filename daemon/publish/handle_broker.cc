@@ -74,6 +74,7 @@ void HandleBroker::Admit(UniqueFd socket) {
                      absl::PermissionDeniedError(absl::StrCat(
                          "connect: uid ", peer->uid,
                          " is in no group that may read models (read_groups in modelhostd.toml)")));
+    peer->comm = CommOf(peer->pid);
     deps_.manager.ReportRefused(*peer, "connect");
     return;
   }
@@ -98,7 +99,11 @@ void HandleBroker::Admit(UniqueFd socket) {
                                  options_,      stats_,          buffer_};
   sessions_.emplace(id,
                     std::make_unique<BrokerSession>(deps, id, *std::move(peer), std::move(socket)));
-  Enter(id, From::kLoop, [](BrokerSession& session) { session.Start(); });
+  Enter(id, From::kLoop, [&](BrokerSession& session) {
+    // A client that has said Hello has its answer before /proc is asked for its name.
+    session.Start();
+    deps_.manager.AnnounceSession(id, CommOf(session.peer().pid));
+  });
 }
 
 void HandleBroker::Enter(SessionId session, From from,

@@ -11,7 +11,9 @@
 #include <unordered_map>
 #include <utility>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
+#include "absl/types/span.h"
 #include "daemon/platform/errno_status.h"
 #include "proto/abi/version_index.h"
 
@@ -23,8 +25,9 @@ constexpr int kMaxAlignmentLog2 = 21;  // 2 MiB: regions are mapped at that.
 
 absl::string_view View(std::string_view text) { return {text.data(), text.size()}; }
 
-// The first part of the string table: everything but the names of tensors, which follow it and are
-// written in place. Its size is checked before anything is made of it (CheckCounts).
+// A part of the string table. The names of tensors are between two of them, written in place: what
+// every reader needs is before, metadata after. Sizes are checked before anything is made of them
+// (CheckCounts).
 class Strings {
  public:
   abi::StringRef Add(std::string_view text) {
@@ -82,8 +85,7 @@ class Layout {
   // The big tables, in the memory of the index itself.
   struct Big {
     abi::TensorEntry* tensors;
-    uint32_t* buckets;
-    int64_t* dims;
+    abi::Bucket* buckets;
     char* names;
   };
 
@@ -91,6 +93,7 @@ class Layout {
 
   absl::Status CheckParts();
   absl::Status Sort();
+  void AddDims(std::span<const int64_t> dims);
   absl::Status FillSmallTables();
   void FillMetadata();
   absl::Status CheckCounts();
@@ -107,7 +110,9 @@ class Layout {
 
   std::vector<Place> places_;  // All tensors, sorted.
   uint64_t bucket_count_ = 0;
-  uint64_t dim_count_ = 0;
+  // The dims table: shapes and strides, each once, and where. The keys are in the components.
+  std::vector<int64_t> dims_;
+  absl::flat_hash_map<absl::Span<const int64_t>, uint32_t> dims_at_;
   uint64_t name_bytes_ = 0;  // Of tensors, with the NULs.
 
   std::vector<abi::FileEntry> files_;
@@ -115,6 +120,7 @@ class Layout {
   std::vector<abi::ComponentEntry> component_entries_;
   std::vector<abi::MetadataEntry> metadata_;
   Strings strings_;
+  Strings metadata_strings_;
   abi::StringRef format_{};
 };
 
@@ -163,7 +169,8 @@ absl::Status Layout::Sort() {
       const TensorInfo info = index.at(i);
       places_.push_back({info.name, c, i});
       name_bytes_ += info.name.size() + 1;
-      dim_count_ += info.shape.size() + info.strides.size();
+      AddDims(info.shape);
+      AddDims(info.strides);
       if (!info.mappable) strings_.Share(info.reason);
     }
   }
@@ -177,6 +184,13 @@ absl::Status Layout::Sort() {
                                                    components_[twice->component]->name));
   }
   return absl::OkStatus();
+}
+
+void Layout::AddDims(std::span<const int64_t> dims) {
+  // Past the limit only the size counts: CheckCounts refuses it.
+  const auto at = static_cast<uint32_t>(dims_.size());
+  const auto [place, is_new] = dims_at_.try_emplace({dims.data(), dims.size()}, at);
+  if (is_new) dims_.insert(dims_.end(), dims.begin(), dims.end());
 }
 
 absl::StatusOr<abi::TensorEntry> Layout::Tensor(const Place& place, const TensorInfo& info) {
@@ -230,10 +244,8 @@ absl::StatusOr<abi::TensorEntry> Layout::Tensor(const Place& place, const Tensor
 }
 
 absl::Status Layout::WriteTensors(const Big& big) {
-  uint32_t dims = 0;
-  const auto add_dims = [&](std::span<const int64_t> numbers) {
-    std::ranges::copy(numbers, big.dims + dims);
-    return std::exchange(dims, dims + static_cast<uint32_t>(numbers.size()));
+  const auto dims_at = [&](std::span<const int64_t> dims) {
+    return dims_at_.at({dims.data(), dims.size()});
   };
   const auto names_at = static_cast<uint32_t>(strings_.text().size());
   uint32_t name_at = 0;
@@ -247,12 +259,13 @@ absl::Status Layout::WriteTensors(const Big& big) {
     std::ranges::copy(info.name, big.names + name_at);
     entry->name = {names_at + name_at, static_cast<uint32_t>(info.name.size())};
     name_at += static_cast<uint32_t>(info.name.size() + 1);
-    entry->shape = add_dims(info.shape);
-    if (!info.strides.empty()) entry->strides = add_dims(info.strides);
+    entry->shape = dims_at(info.shape);
+    if (!info.strides.empty()) entry->strides = dims_at(info.strides);
     big.tensors[i] = *entry;
-    size_t at = abi::HashName(info.name) & mask;
-    while (big.buckets[at] != 0) at = (at + 1) & mask;
-    big.buckets[at] = static_cast<uint32_t>(i + 1);
+    const uint32_t hash = abi::HashName(info.name);
+    size_t at = hash & mask;
+    while (big.buckets[at].number != 0) at = (at + 1) & mask;
+    big.buckets[at] = {hash, static_cast<uint32_t>(i + 1)};
   }
   return absl::OkStatus();
 }
@@ -301,8 +314,8 @@ void Layout::FillMetadata() {
   }
   std::ranges::stable_sort(items, {}, &std::pair<std::string, std::string_view>::first);
   for (const auto& [key, value] : items) {
-    const abi::StringRef key_ref = strings_.Add(key);
-    metadata_.push_back({key_ref, strings_.Add(value)});
+    const abi::StringRef key_ref = metadata_strings_.Add(key);
+    metadata_.push_back({key_ref, metadata_strings_.Add(value)});
   }
 }
 
@@ -311,8 +324,10 @@ absl::Status Layout::CheckCounts() {
     return absl::ResourceExhaustedError(
         absl::StrCat("index of ", Name(), ": more than ", kMaxCount, " ", what));
   };
-  if (strings_.text().size() + name_bytes_ > kMaxCount) return too_many("bytes of names and text");
-  if (dim_count_ > kMaxCount) return too_many("dimensions in all");
+  if (strings_.text().size() + name_bytes_ + metadata_strings_.text().size() > kMaxCount) {
+    return too_many("bytes of names and text");
+  }
+  if (dims_.size() > kMaxCount) return too_many("dimensions in all");
   if (files_.size() > kMaxCount || metadata_.size() > kMaxCount) {
     return too_many("files or metadata items");
   }
@@ -334,15 +349,21 @@ absl::StatusOr<SealedRegion> Layout::Write() {
   manifest_.model.copy(header.model, abi::kMaxNameLength);
   std::ranges::copy(manifest_.digest.bytes, header.digest);
   header.format = format_;
-  header.tensors = place(places_.size(), sizeof(abi::TensorEntry));
-  header.buckets = place(bucket_count_, sizeof(uint32_t));
-  header.dims = place(dim_count_, sizeof(int64_t));
-  header.files = place(files_.size(), sizeof(abi::FileEntry));
-  header.regions = place(regions_.size(), sizeof(abi::RegionEntry));
+  // What every attach reads comes first and close together: each page of it costs a fault.
   header.components = place(component_entries_.size(), sizeof(abi::ComponentEntry));
+  header.regions = place(regions_.size(), sizeof(abi::RegionEntry));
+  header.files = place(files_.size(), sizeof(abi::FileEntry));
+  header.dims = place(dims_.size(), sizeof(int64_t));
+  const uint64_t metadata_text = strings_.text().size() + name_bytes_;
+  header.strings = place(metadata_text + metadata_strings_.text().size(), 1);
+  header.tensors = place(places_.size(), sizeof(abi::TensorEntry));
+  header.buckets = place(bucket_count_, sizeof(abi::Bucket));
   header.metadata = place(metadata_.size(), sizeof(abi::MetadataEntry));
-  header.strings = place(strings_.text().size() + name_bytes_, 1);
   header.index_bytes = end;
+  for (abi::MetadataEntry& item : metadata_) {
+    item.key.offset += static_cast<uint32_t>(metadata_text);
+    item.value.offset += static_cast<uint32_t>(metadata_text);
+  }
 
   auto memory = WritableRegion::Create("modelhost-index", end, HugePages::kOff);
   if (!memory.ok()) return ToStatus(memory.error(), absl::StrCat("index of ", Name()));
@@ -353,15 +374,19 @@ absl::StatusOr<SealedRegion> Layout::Write() {
     }
   };
   std::memcpy(base, &header, sizeof(header));
+  copy(header.dims, dims_);
   copy(header.files, files_);
   copy(header.regions, regions_);
   copy(header.components, component_entries_);
   copy(header.metadata, metadata_);
-  copy(header.strings, strings_.text());
+  const auto copy_text = [&](uint64_t at, const std::string& text) {
+    std::memcpy(base + header.strings.offset + at, text.data(), text.size());
+  };
+  copy_text(0, strings_.text());
+  copy_text(metadata_text, metadata_strings_.text());
   // Fresh pages are dear: the big tables are made where they stay.
   const Big big{reinterpret_cast<abi::TensorEntry*>(base + header.tensors.offset),
-                reinterpret_cast<uint32_t*>(base + header.buckets.offset),
-                reinterpret_cast<int64_t*>(base + header.dims.offset),
+                reinterpret_cast<abi::Bucket*>(base + header.buckets.offset),
                 reinterpret_cast<char*>(base + header.strings.offset + strings_.text().size())};
   if (auto status = WriteTensors(big); !status.ok()) return status;
   auto sealed = std::move(*memory).Seal();

@@ -55,11 +55,12 @@ class IndexView {
   }
   // All tensors of a bare name, by the hash table, as version_index.h says how.
   std::vector<const abi::TensorEntry*> Find(std::string_view name) const {
-    const auto buckets = Table<uint32_t>(header().buckets);
+    const auto buckets = Table<abi::Bucket>(header().buckets);
     std::vector<const abi::TensorEntry*> found;
-    for (size_t at = abi::HashName(name) & (buckets.size() - 1); buckets[at] != 0;
+    for (size_t at = abi::HashName(name) & (buckets.size() - 1); buckets[at].number != 0;
          at = (at + 1) & (buckets.size() - 1)) {
-      const abi::TensorEntry& tensor = tensors()[buckets[at] - 1];
+      const abi::TensorEntry& tensor = tensors()[buckets[at].number - 1];
+      if (buckets[at].hash != abi::HashName(name)) continue;
       if (Text(tensor.name) == name) found.push_back(&tensor);
     }
     return found;

@@ -13,6 +13,13 @@ SessionId LeaseTable::BeginSession(const Peer& peer, const std::string& transpor
   return id;
 }
 
+const Session* LeaseTable::NameSession(SessionId session, std::string comm) {
+  const auto it = sessions_.find(session);
+  if (it == sessions_.end()) return nullptr;
+  it->second.peer.comm = std::move(comm);
+  return &it->second;
+}
+
 std::vector<Lease> LeaseTable::EndSession(SessionId session) {
   std::vector<Lease> ended;
   const auto it = sessions_.find(session);

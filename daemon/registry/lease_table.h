@@ -36,6 +36,8 @@ struct Session {
 class LeaseTable {
  public:
   SessionId BeginSession(const Peer& peer, const std::string& transport, absl::Time now);
+  // Sets its peer's comm. Null: there is no such session.
+  const Session* NameSession(SessionId session, std::string comm);
   // Returns the leases that ended with it.
   std::vector<Lease> EndSession(SessionId session);
 

@@ -22,10 +22,14 @@ bool MayBecomeReady(const absl::Status& status) {
 
 SessionId ModelManager::BeginSession(const Peer& peer, const std::string& transport) {
   Impl& impl = *impl_;
-  const SessionId id = impl.leases.BeginSession(peer, transport, impl.deps.clock.Wall());
-  const Session& session = impl.leases.sessions().at(id);
-  impl.Tell([&](Observer& observer) { observer.OnSession(session, true, ""); });
-  return id;
+  return impl.leases.BeginSession(peer, transport, impl.deps.clock.Wall());
+}
+
+void ModelManager::AnnounceSession(SessionId session, std::string comm) {
+  Impl& impl = *impl_;
+  const Session* named = impl.leases.NameSession(session, std::move(comm));
+  if (named == nullptr) return;
+  impl.Tell([&](Observer& observer) { observer.OnSession(*named, true, ""); });
 }
 
 void ModelManager::EndSession(SessionId session, const std::string& why) {

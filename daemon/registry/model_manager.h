@@ -141,7 +141,10 @@ class ModelManager {
   // --- Clients
   // -------------------------------------------------------------------------------------
 
+  // Observers hear of a session when it is announced: its name (CommOf) is not worth a client's
+  // waiting for.
   SessionId BeginSession(const Peer& peer, const std::string& transport);
+  void AnnounceSession(SessionId session, std::string comm);
   void EndSession(SessionId session, const std::string& why);
 
   // All or none, from one snapshot. NOT_FOUND (with near names), FAILED_PRECONDITION (not READY:

@@ -4,15 +4,16 @@
 // looks names up in place, so attaching costs the same for ten tensors and for 100,000.
 //
 //   0            IndexHeader (512 bytes)
-//   tensors      TensorEntry[tensor_count], sorted by (name, component), bytewise
-//   buckets      uint32_t[bucket_count]: 1 + tensor number, 0 = empty (see HashName)
-//   dims         int64_t[dim_count]: shapes, and strides where they are not row-major
-//   files        FileEntry[file_count], sorted by path, bytewise
-//   regions      RegionEntry[region_count]
 //   components   ComponentEntry[component_count]
-//   metadata     MetadataEntry[metadata_count], sorted by key
-//   strings      char[string_bytes]; every string is followed by a NUL
+//   regions      RegionEntry[region_count]
+//   files        FileEntry[file_count], sorted by path, bytewise
+//   dims         int64_t[dim_count]: shapes, and strides where they are not row-major; tensors
+//   share strings      char[string_bytes]; every string is followed by a NUL tensors
+//   TensorEntry[tensor_count], sorted by (name, component), bytewise buckets Bucket[bucket_count],
+//   see HashName metadata     MetadataEntry[metadata_count], sorted by key
 //
+// Readers go by the header's offsets, not by this order, which keeps what every attach touches in
+// the first pages.
 // All offsets are in bytes from the start of the index and multiples of 8; all counts are numbers
 // of entries. A client checks the header against the size of the memfd once (IndexFits) and every
 // number that it follows from an entry when it follows it: a broken index is an error, never a
@@ -123,6 +124,12 @@ struct MetadataEntry {
   StringRef value;  // UTF-8 text; numbers and arrays as JSON.
 };
 
+struct Bucket {
+  uint32_t hash;    // HashName of the tensor's name: only equal ones need a look at the name.
+  uint32_t number;  // 1 + the tensor's; 0 = empty.
+};
+
+static_assert(SharedLayout<Bucket> && sizeof(Bucket) == 8);
 static_assert(SharedLayout<IndexHeader> && sizeof(IndexHeader) == 512);
 static_assert(offsetof(IndexHeader, tensors) == 136);
 static_assert(SharedLayout<TensorEntry> && sizeof(TensorEntry) == 80);
@@ -153,7 +160,7 @@ constexpr bool IndexFits(const IndexHeader& header, uint64_t index_bytes) {
   return header.magic == kIndexMagic && header.abi_version == kIndexAbi &&
          header.header_bytes == sizeof(IndexHeader) && header.index_bytes == index_bytes &&
          header.model[kNameBytes - 1] == 0 && fits(header.tensors, sizeof(TensorEntry)) &&
-         fits(header.buckets, sizeof(uint32_t)) && (buckets & (buckets - 1)) == 0 &&
+         fits(header.buckets, sizeof(Bucket)) && (buckets & (buckets - 1)) == 0 &&
          (header.tensors.count == 0 || buckets > header.tensors.count) &&
          fits(header.dims, sizeof(int64_t)) && fits(header.files, sizeof(FileEntry)) &&
          fits(header.regions, sizeof(RegionEntry)) &&

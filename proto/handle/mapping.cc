@@ -7,6 +7,10 @@
 #include <cerrno>
 #include <string>
 
+#ifndef MADV_POPULATE_READ
+#define MADV_POPULATE_READ 22  // Linux 5.14; older headers do not have it.
+#endif
+
 namespace modelhost {
 namespace {
 
@@ -42,13 +46,23 @@ Result<void> CheckSize(const UniqueFd& fd, uint64_t bytes, bool exact) {
 
 }  // namespace
 
-Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes) {
+void Prefault(std::span<const std::byte> bytes) {
+  // The kernel wants a page's first byte.
+  const auto first = reinterpret_cast<uintptr_t>(bytes.data()) & ~uintptr_t{4095};
+  const auto end = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
+  (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_READ);
+}
+
+Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes, Align align) {
   if (bytes == 0) return ReadOnlyMapping();
-  if (bytes < kHugePage) {
-    void* at = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
-    if (at == MAP_FAILED) return ErrnoError(errno, "map " + std::to_string(bytes) + " bytes");
-    return ReadOnlyMapping({static_cast<const std::byte*>(at), bytes});
+  void* direct = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+  if (direct == MAP_FAILED) return ErrnoError(errno, "map " + std::to_string(bytes) + " bytes");
+  // Newer kernels align by themselves what could be mapped in huge pages.
+  if (bytes < kHugePage || align == Align::kPage ||
+      reinterpret_cast<uintptr_t>(direct) % kHugePage == 0) {
+    return ReadOnlyMapping({static_cast<const std::byte*>(direct), bytes});
   }
+  ::munmap(direct, bytes);
   // Reserve with room to align, map into the middle, give the rest back.
   const uint64_t room = bytes + kHugePage;
   void* reserved =
@@ -71,7 +85,8 @@ Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes)
   return ReadOnlyMapping({static_cast<const std::byte*>(at), bytes});
 }
 
-Result<ReadOnlyMapping> ReadOnlyMapping::MapSealed(const UniqueFd& fd, uint64_t bytes) {
+Result<ReadOnlyMapping> ReadOnlyMapping::MapSealed(const UniqueFd& fd, uint64_t bytes,
+                                                   Align align) {
   if (auto checked = CheckSeals(fd, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL);
       !checked.ok()) {
     return std::move(checked).error();
@@ -79,7 +94,7 @@ Result<ReadOnlyMapping> ReadOnlyMapping::MapSealed(const UniqueFd& fd, uint64_t 
   if (auto checked = CheckSize(fd, bytes, /*exact=*/true); !checked.ok()) {
     return std::move(checked).error();
   }
-  return Map(fd, bytes);
+  return Map(fd, bytes, align);
 }
 
 Result<ReadOnlyMapping> ReadOnlyMapping::MapOneWriter(const UniqueFd& fd, uint64_t bytes) {
@@ -91,14 +106,14 @@ Result<ReadOnlyMapping> ReadOnlyMapping::MapOneWriter(const UniqueFd& fd, uint64
   if (auto checked = CheckSize(fd, bytes, /*exact=*/true); !checked.ok()) {
     return std::move(checked).error();
   }
-  return Map(fd, bytes);
+  return Map(fd, bytes, Align::kPage);
 }
 
 Result<ReadOnlyMapping> ReadOnlyMapping::MapFile(const UniqueFd& fd, uint64_t bytes) {
   if (auto checked = CheckSize(fd, bytes, /*exact=*/false); !checked.ok()) {
     return std::move(checked).error();
   }
-  return Map(fd, bytes);
+  return Map(fd, bytes, Align::kHugePage);
 }
 
 ReadOnlyMapping& ReadOnlyMapping::operator=(ReadOnlyMapping&& other) noexcept {

@@ -113,11 +113,12 @@ std::string BuildIndex(const FakeVersion& version) {
     entry.reason = strings.Add(tensor.reason);
     tensors.push_back(entry);
   }
-  std::vector<uint32_t> buckets(tensors.empty() ? 0 : std::bit_ceil(tensors.size() * 2));
+  std::vector<abi::Bucket> buckets(tensors.empty() ? 0 : std::bit_ceil(tensors.size() * 2));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    size_t at = abi::HashName(sorted[i].name) & (buckets.size() - 1);
-    while (buckets[at] != 0) at = (at + 1) & (buckets.size() - 1);
-    buckets[at] = static_cast<uint32_t>(i + 1);
+    const uint32_t hash = abi::HashName(sorted[i].name);
+    size_t at = hash & (buckets.size() - 1);
+    while (buckets[at].number != 0) at = (at + 1) & (buckets.size() - 1);
+    buckets[at] = {hash, static_cast<uint32_t>(i + 1)};
   }
   std::vector<abi::FileEntry> files;
   std::vector<abi::RegionEntry> regions;
