@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <cstdlib>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -20,6 +21,7 @@
 #include "daemon/platform/clock.h"
 #include "daemon/platform/dir_watcher.h"
 #include "daemon/platform/event_loop.h"
+#include "daemon/platform/fd_closer.h"
 #include "daemon/platform/linux_os.h"
 #include "daemon/platform/peer.h"
 #include "daemon/platform/systemd.h"
@@ -38,10 +40,20 @@
 namespace modelhost {
 namespace {
 
-constexpr int kWorkThreads = 4;         // Loads, publishes, label writes, scans at one time.
+constexpr int kLoadThreads = 4;  // Loads, verifications, publishes at one time.
+constexpr int kWorkThreads = 3;  // Label writes, scans, freeing: what must not wait for those.
+constexpr int kOpenThreads = 2;
 constexpr uint32_t kSocketMode = 0666;  // Who may do what is decided by the kernel's credentials.
 constexpr absl::Duration kRpcGrace = absl::Seconds(1);
+// A disk that hangs must not hold up the stop: nothing on disk needs an orderly end. Well below the
+// TimeoutStopSec= of the unit.
+constexpr absl::Duration kStopTime = absl::Seconds(15);
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
+constexpr int kMostAccepts = 64;  // Of one turn of the loop: others are served in between.
+// Told to systemd again and again while the required models load.
+constexpr absl::Duration kStartTime = absl::Minutes(2);
+constexpr absl::Duration kStartTimeInterval = absl::Minutes(1);
+constexpr size_t kMostUnclosed = 4096;  // Sockets and descriptors of peers; more are not accepted.
 
 int LoadThreads(int configured) {
   if (configured > 0) return configured;
@@ -58,13 +70,16 @@ uint64_t HostBudget(const Config& config, const MemoryLimits& limits) {
 // In the order of construction; destruction is the reverse.
 struct App::Impl : public Observer {
   explicit Impl(AppOptions options_in)
-      : options(std::move(options_in)), logger(options.log_level), log_observer(logger) {}
+      : options(std::move(options_in)), logger(options.log_level), log_observer(logger, clock) {}
 
   absl::Status Build();
   absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
   void AcceptControl();
   void OnSignal();
   void Reload();
+  void TakeConfig(const absl::StatusOr<Config>& config);
+  void EndReload();
+  void AskForTime();
   void BeginStop(int signal_number);
   void FeedWatchdog();
   void RefreshWatches();
@@ -75,9 +90,10 @@ struct App::Impl : public Observer {
 
   AppOptions options;
   Logger logger;
+  SystemClock clock;
   LogObserver log_observer;
   LinuxOs os;
-  SystemClock clock;
+  FdCloser closer;  // Last to go: it has what the others left.
   OwnedDir runtime;
   OwnedDir state;
   std::optional<AccessPolicy> access;
@@ -92,7 +108,9 @@ struct App::Impl : public Observer {
   IndexWriter index_writer;
   std::unique_ptr<ThreadPool> chunk_pool;  // Pieces of a load.
   std::unique_ptr<Loader> loader;
-  std::unique_ptr<ThreadPool> pool;  // Whole loads and everything else that blocks.
+  std::unique_ptr<ThreadPool> load_pool;  // Whole loads, verifications, publishes.
+  std::unique_ptr<ThreadPool> pool;       // Everything else that blocks.
+  std::unique_ptr<ThreadPool> open_pool;  // Opens files for clients, who wait.
   std::unique_ptr<CatalogueWriter> catalogue;
   std::unique_ptr<ModelManager> manager;
   std::unique_ptr<HandleBroker> broker;
@@ -105,6 +123,8 @@ struct App::Impl : public Observer {
   std::optional<UnixListener> handles_listener;
   WatchId control_watch = 0;
   bool told_ready = false;
+  bool reloading = false;
+  bool reload_again = false;  // Asked for while one was under way.
   bool stopping = false;
 };
 
@@ -165,7 +185,9 @@ absl::Status App::Impl::Build() {
   chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads);
   loader = std::make_unique<Loader>(os, clock, *store, *verified, *chunk_pool, regions, *host,
                                     *memlock, index_writer, load_options);
+  load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
+  open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
 
   auto made_catalogue = CatalogueWriter::Create(labels->epoch, *labels);
   if (!made_catalogue.ok()) return made_catalogue.status();
@@ -180,11 +202,12 @@ absl::Status App::Impl::Build() {
   manager_options.model_policies = config.models;
   manager_options.own_uid = uid;
   manager = std::make_unique<ModelManager>(
-      ModelManager::Deps{os, clock, *loop, *pool, *store, *publisher, *loader, *verified, *host,
-                         *memlock, *catalogue, state.dir, *access},
+      ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
+                         *verified, *host, *memlock, *catalogue, state.dir, *access},
       manager_options, *labels);
   broker = std::make_unique<HandleBroker>(
-      HandleBroker::Deps{*loop, *pool, *manager, *catalogue, *access, clock}, BrokerOptions{});
+      HandleBroker::Deps{*loop, *pool, *open_pool, closer, *manager, *catalogue, clock},
+      BrokerOptions{});
 
   std::string metrics_address;
   if (options.metrics_listen != "off") {
@@ -243,6 +266,7 @@ absl::Status App::Impl::Build() {
   }
   manager->Start();
   FeedWatchdog();
+  AskForTime();
   logger.Write(LogLevel::kInfo,
                LogLine("start")
                    .Add("version", options.version)
@@ -269,8 +293,11 @@ void App::Run() {
 }
 
 void App::Impl::AcceptControl() {
-  while (!stopping) {
-    auto socket = control_listener->Accept();
+  // Who is left waits for the next turn: the watch is level-triggered.
+  for (int accepted = 0; accepted < kMostAccepts && !stopping; ++accepted) {
+    auto socket = closer.waiting() < kMostUnclosed
+                      ? control_listener->Accept()
+                      : absl::ResourceExhaustedError("too many descriptors of peers hang in close");
     if (absl::IsResourceExhausted(socket.status())) {
       // Out of descriptors: the listener would be ready again and again. Others are served
       // meanwhile.
@@ -283,10 +310,12 @@ void App::Impl::AcceptControl() {
     }
     if (!socket.ok()) return;
     auto peer = PeerOf(*socket);
-    if (!peer.ok()) continue;
-    peer->comm = CommOf(peer->pid);
-    // Who may do nothing is told so by every RPC: a closed connection would look like no daemon.
-    server->AddConnection(*std::move(socket), *peer);
+    if (peer.ok()) {
+      peer->comm = CommOf(peer->pid);
+      // Who may do nothing is told so by every RPC: a closed connection would look like no daemon.
+      server->AddConnection(*socket, *peer);
+    }
+    closer.Close(peer.ok() ? peer->uid : FdCloser::kNobody, *std::move(socket));
   }
 }
 
@@ -302,25 +331,49 @@ void App::Impl::OnSignal() {
 }
 
 void App::Impl::Reload() {
-  NotifyReloading();
+  if (stopping) return;
+  if (reloading) {
+    reload_again = true;
+    return;
+  }
+  reloading = true;
+  // Before the first READY systemd waits for that one, and takes no other for it.
+  if (told_ready) NotifyReloading();
   if (options.config_path.empty()) {
     logger.Write(LogLevel::kInfo,
                  LogLine("reload").Add("note", "no configuration file; the store is read again"));
-  } else if (auto config = LoadConfig(options.config_path); !config.ok()) {
+    manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) { EndReload(); });
+    return;
+  }
+  pool->Post([this] {
+    auto config = LoadConfig(options.config_path);
+    loop->Post([this, config = std::move(config)] { TakeConfig(config); });
+  });
+}
+
+void App::Impl::TakeConfig(const absl::StatusOr<Config>& config) {
+  if (stopping) return;
+  if (!config.ok()) {
     logger.Write(LogLevel::kError,
                  LogLine("reload").Add("note", "nothing was changed").AddError(config.status()));
-    NotifyReady(StatusLine());
+    EndReload();
     return;
-  } else {
-    manager->SetModelPolicies(config->models);
+  }
+  manager->SetModelPolicies(config->models);
+  manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
     logger.Write(LogLevel::kInfo,
                  LogLine("reload")
                      .Add("changed", "models")
                      .Add("needs_restart", "memory, load, device, metrics, access"));
-  }
-  manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
-    if (told_ready) NotifyReady(StatusLine());
+    EndReload();
   });
+}
+
+void App::Impl::EndReload() {
+  reloading = false;
+  if (stopping) return;
+  if (told_ready) NotifyReady(StatusLine());
+  if (std::exchange(reload_again, false)) Reload();
 }
 
 void App::Impl::BeginStop(int signal_number) {
@@ -331,7 +384,17 @@ void App::Impl::BeginStop(int signal_number) {
   // Withdraw first: no new grants, and readers of the page learn that another one will follow.
   catalogue->Close();
   loop->Unwatch(control_watch);
+  closer.Close(FdCloser::kNobody, control_listener->TakeFd());
   broker->Stop();
+  // Before anything waits: who loads stops, and RPCs that wait for a load are answered.
+  manager->CancelWork();
+  loop->PostDelayed(kStopTime, [this] {
+    logger.Write(
+        LogLevel::kError,
+        LogLine("stop_forced")
+            .Add("note", "work did not end in time (does a disk hang?); ended without it"));
+    std::_Exit(EXIT_FAILURE);
+  });
   // RPCs wait for the control thread, so it must go on turning while they end.
   pool->Post([this] {
     server->Shutdown(kRpcGrace);
@@ -369,13 +432,15 @@ void App::Impl::OnReady(bool ready) {
   }
 }
 
-void App::Impl::OnScan(uint64_t /*added*/, uint64_t /*invalid*/) {
-  if (!told_ready) {
-    // The required models load now; the start may take as long as they do.
-    NotifyExtendTimeout(absl::Minutes(5));
-  }
-  RefreshWatches();
+// The start may take as long as the required models do: while they are awaited, and this thread
+// turns, systemd does not give up.
+void App::Impl::AskForTime() {
+  if (told_ready || stopping) return;
+  NotifyExtendTimeout(kStartTime);
+  loop->PostDelayed(kStartTimeInterval, [this] { AskForTime(); });
 }
+
+void App::Impl::OnScan(uint64_t /*added*/, uint64_t /*invalid*/) { RefreshWatches(); }
 
 void App::Impl::RefreshWatches() {
   if (watcher == nullptr) return;

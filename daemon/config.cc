@@ -5,12 +5,10 @@
 #include <functional>
 #include <utility>
 
-#include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "daemon/observe/http_address.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/store/manifest.h"
 #include "daemon/store/policy_keys.h"
@@ -20,6 +18,7 @@ namespace modelhost {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024;
+constexpr size_t kMaxFileBytes = size_t{4} << 20;
 
 using KeyReader = std::function<absl::Status(const TomlField&)>;
 using Section = std::vector<std::pair<std::string, KeyReader>>;
@@ -151,6 +150,7 @@ Section MetricsSection(Config& config) {
              const absl::Status good = CheckListenAddress(*listen);
              if (!good.ok()) return field.Error(good.message());
              config.metrics.listen = *std::move(listen);
+             config.metrics.given = true;
              return absl::OkStatus();
            }}};
 }
@@ -209,20 +209,7 @@ absl::Status ReadModels(absl::string_view file, const TomlEntry& entry, Config& 
 Config DefaultConfig() { return Config(); }
 
 absl::Status CheckListenAddress(absl::string_view listen) {
-  if (listen == "off") return absl::OkStatus();
-  const size_t colon = listen.rfind(':');
-  int port = 0;
-  bool good = colon != absl::string_view::npos && colon > 0 &&
-              absl::SimpleAtoi(listen.substr(colon + 1), &port) && port >= 0 && port <= 65535;
-  if (good) {
-    const absl::string_view host = listen.substr(0, colon);
-    const bool bracketed = absl::StartsWith(host, "[") && absl::EndsWith(host, "]");
-    good = bracketed ? host.size() > 2 : !absl::StrContains(host, ':');
-    for (const char c : host) good = good && absl::ascii_isgraph(c);
-  }
-  if (good) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "expected \"ADDRESS:PORT\", \"[V6ADDRESS]:PORT\" or \"off\", such as \"127.0.0.1:9464\"");
+  return listen == "off" ? absl::OkStatus() : ParseHttpAddress(listen).status();
 }
 
 absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view file) {
@@ -265,6 +252,11 @@ absl::StatusOr<Config> LoadConfig(const std::string& path) {
   do {
     in.read(part, sizeof(part));
     text.append(part, static_cast<size_t>(in.gcount()));
+    if (text.size() > kMaxFileBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("configuration ", path, ": longer than ",
+                                                     kMaxFileBytes,
+                                                     " bytes (is it the right file?)"));
+    }
   } while (in);
   if (in.bad()) return ErrnoStatus(errno != 0 ? errno : EIO, absl::StrCat("configuration ", path));
   return ParseConfig(text, path);

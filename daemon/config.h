@@ -34,7 +34,8 @@ struct Config {
     uint64_t pinned_ring_bytes = uint64_t{128} << 20;
   };
   struct Metrics {
-    std::string listen = "127.0.0.1:9464";  // "ADDRESS:PORT", "[V6ADDRESS]:PORT" or "off".
+    std::string listen = "127.0.0.1:9464";  // As in ParseHttpAddress, or "off".
+    bool given = false;                     // The file has it: failing to listen is an error.
   };
   struct Access {
     std::vector<std::string> read_groups = {"modelhost"};  // Names or decimal numbers.

@@ -71,6 +71,8 @@ TEST(ConfigTest, AnEmptyFileIsTheDefault) {
   EXPECT_EQ(config->memory.memlock, MemlockPolicy::kBestEffort);
   EXPECT_EQ(config->load.io_priority, DefaultConfig().load.io_priority);
   EXPECT_EQ(config->metrics.listen, "127.0.0.1:9464");
+  EXPECT_FALSE(config->metrics.given);
+  EXPECT_TRUE(ParseConfig("[metrics]\nlisten = \"127.0.0.1:9464\"\n", "f")->metrics.given);
   EXPECT_THAT(config->access.admin_groups, ElementsAre("modelhost-admin"));
 }
 
@@ -92,7 +94,7 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("[load]\nthreads = 1.5"), HasSubstr("expected an integer"));
   EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
   EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
-  EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDRESS:PORT"));
+  EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
 }
 
 TEST(ConfigTest, ModelsNeedANameAndOnlyOnce) {
@@ -108,8 +110,9 @@ TEST(ConfigTest, ListenAddresses) {
   for (const char* good : {"off", "127.0.0.1:9464", "0.0.0.0:0", "localhost:80", "[::1]:9464"}) {
     EXPECT_TRUE(CheckListenAddress(good).ok()) << good;
   }
-  for (const char* bad : {"", "on", ":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "::1:80",
-                          "[]:80", "a b:80", "h:-1"}) {
+  for (const char* bad :
+       {"", "on", ":9464", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "::1:80", "[]:80",
+        "a b:80", "h:-1", "example.org:80", "1.2.3:80", "[1.2.3.4]:80", "256.0.0.1:80"}) {
     EXPECT_FALSE(CheckListenAddress(bad).ok()) << bad;
   }
 }
@@ -127,6 +130,8 @@ TEST(ConfigTest, LoadingNamesThePath) {
   EXPECT_EQ(config->load.threads, 2);
   std::ofstream(path) << "[load]\nthread = 2\n";
   EXPECT_THAT(LoadConfig(path).status().message(), HasSubstr(path + ":2: key 'load.thread'"));
+  std::ofstream(path) << std::string((size_t{4} << 20) + 1, '#');
+  EXPECT_THAT(LoadConfig(path).status().message(), HasSubstr("longer than"));
   std::remove(path.c_str());
 }
 

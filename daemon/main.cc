@@ -123,7 +123,7 @@ int Main(int argc, char** argv) {
   options.state_dir = state.empty() ? DataDir() + "/state" : state;
   options.runtime_dir = runtime.empty() ? RuntimeDir() : runtime;
   options.metrics_listen = metrics.empty() ? options.config.metrics.listen : metrics;
-  options.metrics_required = !metrics.empty() || !config_path.empty();
+  options.metrics_required = !metrics.empty() || options.config.metrics.given;
   options.log_level = *level;
   options.inherited = TakeInheritedFds();
   options.signals = BlockSignals();

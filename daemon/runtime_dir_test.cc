@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <string>
 
+#include "absl/strings/str_cat.h"
 #include "daemon/platform/linux_os.h"
 
 namespace modelhost {
@@ -60,13 +61,30 @@ TEST_F(RuntimeDir, OneThatOthersMayWriteIsRefused) {
 }
 
 TEST_F(RuntimeDir, OneOfSomebodyElseIsRefused) {
-  if (::geteuid() != 0) return;  // Only root can make a directory that is another's.
+  // Ours is what we say: a directory of this user's is somebody else's for another uid. As root the
+  // owner is changed instead, since root's directories are good for anybody.
   const std::string path = base_ + "/theirs";
   ASSERT_EQ(::mkdir(path.c_str(), 0700), 0);
-  ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
-  const auto owned = TakeDir(os_, path, ::geteuid(), 1);
+  const bool root = ::geteuid() == 0;
+  if (root) {
+    ASSERT_EQ(::chown(path.c_str(), 65534, 65534), 0);
+  }
+  const uint32_t owner = root ? 65534 : ::geteuid();
+  const auto owned = TakeDir(os_, path, root ? 0 : owner + 1, 1);
   EXPECT_EQ(owned.status().code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(owned.status().message()), HasSubstr("uid 65534"));
+  EXPECT_THAT(std::string(owned.status().message()), HasSubstr(absl::StrCat("uid ", owner)));
+}
+
+TEST_F(RuntimeDir, AParentThatOthersMayWriteIsRefusedUnlessItIsSticky) {
+  // Who may rename entries of the parent could put a directory of their own in our place.
+  const std::string parent = base_ + "/parent";
+  ASSERT_EQ(::mkdir(parent.c_str(), 0700), 0);
+  ASSERT_EQ(::chmod(parent.c_str(), 0777), 0);
+  const auto refused = TakeDir(os_, parent + "/run", ::geteuid(), 1);
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr(parent + ": others may write"));
+  ASSERT_EQ(::chmod(parent.c_str(), 01777), 0);  // As /tmp.
+  EXPECT_TRUE(TakeDir(os_, parent + "/run", ::geteuid(), 1).ok());
 }
 
 }  // namespace

@@ -1,3 +1,11 @@
+# With MODELHOST_UNITY the files of a target are compiled as one: most of the time of a compile goes
+# into the same headers again. Names in unnamed namespaces must then be unique in their folder.
+function(modelhost_unity name)
+  if(MODELHOST_UNITY)
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
+endfunction()
+
 # One folder = one library target. Files are listed, never globbed.
 #   modelhost_component(name SRCS ... DEPS ... PRIVATE_DEPS ...)
 function(modelhost_component name)
@@ -5,6 +13,7 @@ function(modelhost_component name)
   add_library(${name} STATIC ${C_SRCS})
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PUBLIC ${C_DEPS} PRIVATE ${C_PRIVATE_DEPS})
+  modelhost_unity(${name})
 endfunction()
 
 # Under ThreadSanitizer a program's absl locks go through tests/tsan_absl.cc.
@@ -37,6 +46,10 @@ function(modelhost_test name)
   endif()
   add_executable(${name} ${T_SRCS})
   target_link_libraries(${name} PRIVATE ${T_DEPS} GTest::gtest GTest::gmock GTest::gtest_main)
+  if(MODELHOST_SANITIZE MATCHES "undefined")
+    # The code under test is checked; checking the test as well doubles its compile time.
+    target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
+  endif()
   modelhost_show_locks_to_tsan(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
   add_test(NAME ${name} COMMAND ${name})

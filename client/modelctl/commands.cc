@@ -183,11 +183,14 @@ class Builder {
     swap->add_option("--set", l.swap.set, "Another model to move at the same moment; repeatable")
         ->type_name("MODEL=N")
         ->allow_extra_args(false);
-    swap->add_option("--strategy", l.swap.strategy, "Old and new side by side, or old out first")
+    swap->add_option("--strategy", l.swap.strategy,
+                     "availability: old and new side by side, which is what this daemon "
+                     "does; it refuses what needs another way")
         ->type_name("HOW")
         ->check(CLI::IsMember({"availability", "resource", "auto"}));
-    swap->add_flag("--allow-downtime", l.swap.allow_downtime, "What --strategy resource needs");
-    swap->add_flag("--dry-run", l.swap.dry_run, "Only say whether it would fit");
+    swap->add_flag("--allow-downtime", l.swap.allow_downtime,
+                   "Agree to a gap in serving (asked for by --strategy resource)");
+    swap->add_flag("--dry-run", l.swap.dry_run, "Print the capacity plan and change nothing");
     swap->add_flag("--no-wait", l.swap.no_wait, "Print the operation and return");
     CLI::App* rollback = Verb(&app_, group, "rollback", "Move a label back to its previous version",
                               [&l](Context& c) { return Rollback(c, l.rollback); });

@@ -36,8 +36,14 @@ TEST(DoctorTest, WhatIsNotWellComesWithAdvice) {
 
 TEST(DoctorTest, TheDisksSpeedIsMeasuredWithoutAStore) {
   const Check check = CheckDisk("");
-  EXPECT_EQ(check.name, "disk");
-  EXPECT_FALSE(check.finding.empty());
+  // A rate of a file of its own; where the folder cannot be read past the page cache, why.
+  const bool measured = check.finding.find("/s (") != std::string::npos;
+  if (measured) {
+    EXPECT_NE(check.finding.find("a temporary file in "), std::string::npos) << check.finding;
+  } else {
+    EXPECT_EQ(check.verdict, Verdict::kWarn);
+    EXPECT_NE(check.advice.find("fio"), std::string::npos) << check.advice;
+  }
 }
 
 TEST(DoctorTest, TheDevicesModeIsTheDaemonsWord) {

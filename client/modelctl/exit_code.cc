@@ -1,8 +1,11 @@
 #include "client/modelctl/exit_code.h"
 
+#include <algorithm>
+
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "daemon/format/text.h"
 #include "modelhost/v1/error_info.pb.h"
 
 namespace modelhost::modelctl {
@@ -22,14 +25,22 @@ std::string Sentence(absl::string_view what, absl::string_view why) {
 std::string Printable(absl::string_view text) {
   std::string out;
   out.reserve(text.size());
-  for (const char c : text) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (c == '\n' || c == '\t' || c == '\r') {
+  while (!text.empty()) {
+    const size_t length = Utf8CharBytes({text.data(), text.size()});
+    const absl::string_view character = text.substr(0, std::max<size_t>(length, 1));
+    text.remove_prefix(character.size());
+    const auto byte = [&](size_t i) { return static_cast<unsigned char>(character[i]); };
+    if (byte(0) == '\n' || byte(0) == '\t' || byte(0) == '\r') {
       if (!out.empty() && out.back() != ' ') out.push_back(' ');
-    } else if (byte < 0x20 || byte == 0x7f) {
+      continue;
+    }
+    // C0 and C1 (U+0080 to U+009F) controls move a terminal's cursor; broken bytes are nobody's.
+    const bool control =
+        byte(0) < 0x20 || byte(0) == 0x7f || (length == 2 && byte(0) == 0xc2 && byte(1) < 0xa0);
+    if (length == 0 || control) {
       out.push_back('?');
     } else {
-      out.push_back(c);
+      absl::StrAppend(&out, character);
     }
   }
   absl::StripTrailingAsciiWhitespace(&out);
@@ -79,7 +90,8 @@ ExitCode ExitCodeOf(int code) {
     case Code::kInternal:
       return ExitCode::kOther;
   }
-  // UNAUTHENTICATED is the one code that Code does not name: the daemon never sends it.
+  // UNAUTHENTICATED is the one code that Code does not name: the daemon sends it when it does not
+  // know the connection.
   return code == static_cast<int>(grpc::StatusCode::UNAUTHENTICATED) ? ExitCode::kPermission
                                                                      : ExitCode::kOther;
 }

@@ -44,6 +44,22 @@ TEST(ExitCodeTest, EveryCanonicalCodeHasItsPromisedExitCode) {
   }
 }
 
+TEST(ExitCodeTest, WhatIsPrintedIsOneLineOfCharacters) {
+  EXPECT_EQ(Printable("a\nb\tc\r"), "a b c");
+  EXPECT_EQ(Printable("\x1b[2Jx\x7f"), "?[2Jx?");
+  EXPECT_EQ(Printable("\xc2\x9b"
+                      "2J"),
+            "?2J");  // CSI as one C1 character.
+  EXPECT_EQ(Printable("gr\xc3\xb6\xc3\x9f"
+                      "e"),
+            "gr\xc3\xb6\xc3\x9f"
+            "e");
+  EXPECT_EQ(Printable("\xff"
+                      "a\xc3"),
+            "?a?");                             // No UTF-8.
+  EXPECT_EQ(Printable("\xed\xa0\x80"), "???");  // A surrogate.
+}
+
 TEST(ExitCodeTest, TheDaemonsSentenceIsKeptAndAShortOneGetsItsSubject) {
   EXPECT_EQ(FromRpc({grpc::NOT_FOUND, "planer: no such model (planner?)"}, "swap planer").error,
             "planer: no such model (planner?)");

@@ -102,8 +102,8 @@ class Follower {
     }
     return Fail(ExitCode::kUnreachable,
                 absl::StrCat(what_, ": the daemon went away while ", id_.empty() ? "it" : id_,
-                             " ran (when it is back, `modelctl status` and `modelctl ops ls` say "
-                             "what came of it)"));
+                             " ran (its operations ended with it; when it is back, `modelctl ls` "
+                             "and `modelctl versions MODEL` show what came of it)"));
   }
 
   Exit AtTimeout() {

@@ -98,12 +98,24 @@ TEST_F(PublishFlowTest, ALabelIsSwappedAfterwards) {
   const Ended good =
       Run({"publish", In(), "--model", "planner", "--version", "8", "--label", "canary"});
   EXPECT_NE(good.out.find("planner:canary none -> 8  generation 1"), std::string::npos) << good.err;
+  // One document, with the swap inside.
+  const Ended json = Run({"publish", In(), "--model", "planner", "--version", "8", "--label",
+                          "canary", "-o", "jsonl"});
+  EXPECT_EQ(std::count(json.out.begin(), json.out.end(), '\n'), 1) << json.out;
+  EXPECT_NE(json.out.find("\"kind\":\"Publish\""), std::string::npos) << json.out;
+  EXPECT_NE(json.out.find("\"swap\":{\"operation\":\"op-8\",\"state\":\"succeeded\""),
+            std::string::npos)
+      << json.out;
+  const Ended name = Run(
+      {"publish", In(), "--model", "planner", "--version", "8", "--label", "canary", "-o", "name"});
+  EXPECT_EQ(name.out, "planner@8\n");
 
   daemon_.swap = [](grpc::ServerContext&, const v1::SwapRequest&, OperationWriter&) {
     return grpc::Status(grpc::RESOURCE_EXHAUSTED, "planner@8: needs 4 GiB, 1 GiB free");
   };
-  ExpectFailure(Run({"publish", In(), "--model", "planner", "--version", "8", "--label", "stable"}),
-                5, "planner@8 is published");
+  ExpectFailure(Run({"publish", In(), "--model", "planner", "--version", "8", "--label", "canary"}),
+                5,
+                "planner@8 is published; `modelctl swap planner --version 8 --label canary` tries");
 }
 
 TEST_F(PublishFlowTest, DryRunIndexesAndLooksForAConflictAndSendsNothing) {

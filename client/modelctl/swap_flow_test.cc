@@ -144,8 +144,14 @@ TEST_F(SwapFlowTest, WhatIsRefusedBeforeItStartsHasItsOwnCode) {
 
 TEST_F(SwapFlowTest, ALostComparisonIsAConflictAlsoWhenItIsLostLate) {
   SwapFails(9, "planner:stable: names 9, not 7");
-  ExpectFailure(Run({"swap", "planner", "--version", "8", "--if-current", "7"}), 4,
+  ExpectFailure(Run({"swap", "planner", "--version", "8", "--if-current", "6"}), 4,
                 "names 9, not 7");
+}
+
+TEST_F(SwapFlowTest, AFailedLoadIsTenAlsoWithAComparisonThatHeld) {
+  SwapFails(9, "planner@8: needs tokenizer.json");
+  ExpectFailure(Run({"swap", "planner", "--version", "8", "--if-current", "7"}), 10,
+                "needs tokenizer.json; planner:stable stays at 7");
 }
 
 TEST_F(SwapFlowTest, ASupersededOneIsEleven) {

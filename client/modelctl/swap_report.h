@@ -5,6 +5,7 @@
 #include <string>
 
 #include "client/modelctl/context.h"
+#include "client/modelctl/json.h"
 #include "client/modelctl/operation_run.h"
 #include "modelhost/v1/control.pb.h"
 
@@ -20,13 +21,20 @@ struct SwapGoal {
   std::string kind;   // Of the JSON document: "Swap", "Rollback".
   std::string model;  // The one whose label decides whether an old version still serves.
   std::string label;
-  uint64_t version = 0;  // 0: the previous one.
-  bool if_current = false;
+  uint64_t version = 0;                // 0: the previous one.
+  std::optional<uint64_t> if_current;  // What the label must name; 0: nothing.
   bool wait = true;
 };
 
-// Follows the operation and reports it. A swap that failed while the label goes on naming a READY
-// version is kOldServes.
+// Follows the operation to its end, or with `wait` unset to its id. A swap that failed while the
+// label goes on naming a READY version is kOldServes.
+Outcome<v1::Operation> FollowSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
+                                  const OperationStarter& start);
+
+// The keys of a swap in an open JSON object.
+void WriteSwap(JsonWriter& json, const SwapGoal& goal, const v1::Operation& operation);
+
+// FollowSwap, and what came of it on stdout.
 Exit RunSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
              const OperationStarter& start);
 

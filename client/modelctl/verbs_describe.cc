@@ -12,7 +12,7 @@
 namespace modelhost::modelctl {
 namespace {
 
-constexpr int kBarWidth = 30;
+constexpr int kPhaseBarWidth = 30;
 constexpr int kFilesShown = 16;
 
 std::string Heading(absl::string_view text) { return absl::StrCat("\n", text, "\n"); }
@@ -41,7 +41,7 @@ std::string DescribeLoad(const v1::LoadReport& load, bool colour) {
     const absl::Duration part = ToAbsl(phase.duration());
     table.Add({phase.name(), HumanDuration(part),
                Bar(static_cast<uint64_t>(absl::ToInt64Nanoseconds(part)),
-                   static_cast<uint64_t>(absl::ToInt64Nanoseconds(whole)), kBarWidth),
+                   static_cast<uint64_t>(absl::ToInt64Nanoseconds(whole)), kPhaseBarWidth),
                phase.bytes() == 0 ? "" : FormatBytes(phase.bytes()),
                FormatRate(phase.bytes(), part)});
   }

@@ -205,7 +205,9 @@ Outcome<Published> PublishStream(Context& context, Interrupts& interrupts, const
   return Published{response->operation_id(), response->result()};
 }
 
-void PrintPublished(Context& context, const Goal& goal, const Published& published) {
+// `swapped` is the operation that moved the label, where one was asked for.
+void PrintPublished(Context& context, const Goal& goal, const Published& published,
+                    const SwapGoal& swap, const std::optional<v1::Operation>& swapped) {
   const v1::OperationResult& result = published.result;
   if (context.json()) {
     JsonWriter json(context.json_style());
@@ -217,6 +219,12 @@ void PrintPublished(Context& context, const Goal& goal, const Published& publish
     json.Field("digest", result.digest());
     json.Field("bytes", uint64_t{result.bytes()});
     json.Field("linkedBytes", uint64_t{result.linked_bytes()});
+    if (swapped.has_value()) {
+      json.Key("swap");
+      json.BeginObject();
+      WriteSwap(json, swap, *swapped);
+      json.EndObject();
+    }
     json.EndObject();
     context.Print(std::move(json).Take());
     return;
@@ -231,6 +239,9 @@ void PrintPublished(Context& context, const Goal& goal, const Published& publish
     absl::StrAppend(&line, "  ", FormatBytes(result.linked_bytes()), " shared");
   }
   context.PrintLine(line);
+  if (swapped.has_value()) {
+    context.Print(SwapLines(*swapped, swap.model, swap.label, swap.version));
+  }
 }
 
 }  // namespace
@@ -267,10 +278,13 @@ Exit Publish(Context& context, const PublishFlags& flags) {
       stream ? PublishStream(context, interrupts, what, begin, *files)
              : PublishDescriptors(context, interrupts, what, handles, begin, *files);
   if (!published.ok()) return published.exit();
-  PrintPublished(context, *goal, *published);
-  if (goal->label.empty()) return Exit::Ok();
-
   SwapGoal swap;
+  if (goal->label.empty()) {
+    PrintPublished(context, *goal, *published, swap, std::nullopt);
+    return Exit::Ok();
+  }
+
+  // Printed when both are done: the end of a failure is its one line on stderr, and nothing else.
   swap.what = absl::StrCat("swap ", goal->model, ":", goal->label, " to ", goal->version);
   swap.kind = "Swap";
   swap.model = goal->model;
@@ -280,13 +294,20 @@ Exit Publish(Context& context, const PublishFlags& flags) {
   request.set_label(goal->label);
   request.add_targets()->set_model(goal->model);
   request.mutable_targets(0)->set_version(goal->version);
-  Exit exit = RunSwap(
+  const Outcome<v1::Operation> swapped = FollowSwap(
       context, interrupts, swap,
       [&](v1::Control::StubInterface& stub, grpc::ClientContext* call, grpc::CompletionQueue* queue,
           void* tag) { return stub.AsyncSwap(call, request, queue, tag); });
+  if (swapped.ok()) {
+    PrintPublished(context, *goal, *published, swap, *swapped);
+    return Exit::Ok();
+  }
+  Exit exit = swapped.exit();
   if (!exit.error.empty()) {
     absl::StrAppend(&exit.error, " (", goal->Name(), " is published; `modelctl swap ", goal->model,
-                    " --version ", goal->version, "` tries again)");
+                    " --version ", goal->version, " --label ", goal->label, "` tries again)");
+  } else {
+    context.Warn(absl::StrCat(goal->Name(), " is published"));
   }
   return exit;
 }

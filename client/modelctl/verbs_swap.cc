@@ -13,22 +13,27 @@
 namespace modelhost::modelctl {
 namespace {
 
-// The version that the label names and that serves; 0 when none does.
-uint64_t Serving(Context& context, const std::string& model, const std::string& label) {
+// What the label names now.
+struct Serving {
+  bool known = false;   // The daemon was asked and answered.
+  uint64_t named = 0;   // 0: the label is not set.
+  uint64_t serves = 0;  // The same, if that version is READY.
+};
+
+Serving LookAtLabel(Context& context, const std::string& model, const std::string& label) {
   v1::GetModelRequest request;
   request.set_model(model);
   const auto found =
       context.Call("look at the label", &v1::Control::StubInterface::GetModel, request);
-  if (!found.ok()) return 0;
+  if (!found.ok()) return {};
+  Serving now{.known = true};
   for (const v1::Label& each : found->labels()) {
-    if (each.label() != label) continue;
-    for (const v1::Version& version : found->versions()) {
-      if (version.version() == each.version() && version.phase() == v1::READY) {
-        return version.version();
-      }
-    }
+    if (each.label() == label) now.named = each.version();
   }
-  return 0;
+  for (const v1::Version& version : found->versions()) {
+    if (version.version() == now.named && version.phase() == v1::READY) now.serves = now.named;
+  }
+  return now;
 }
 
 Outcome<uint64_t> ParseIfCurrent(const std::string& text) {
@@ -111,8 +116,8 @@ std::string SwapLines(const v1::Operation& operation, const std::string& model,
   return out;
 }
 
-Exit RunSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
-             const OperationStarter& start) {
+Outcome<v1::Operation> FollowSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
+                                  const OperationStarter& start) {
   FollowOptions options;
   options.wait = goal.wait;
   const OperationEnd end = FollowOperation(context, interrupts, goal.what, start, options);
@@ -123,27 +128,41 @@ Exit RunSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
     Exit failure = FailureOf(operation, goal.what);
     const auto code = static_cast<Code>(operation.failure().code());
     // Cancelled, no such version, and a lost comparison have codes that say more than "failed".
-    if (failure.code == ExitCode::kSuperseded || code == Code::kNotFound ||
-        (goal.if_current && code == Code::kFailedPrecondition)) {
+    if (failure.code == ExitCode::kSuperseded || code == Code::kNotFound) return failure;
+    const Serving now = LookAtLabel(context, goal.model, goal.label);
+    if (code == Code::kFailedPrecondition && goal.if_current.has_value() && now.known &&
+        now.named != *goal.if_current) {
       return failure;
     }
-    const uint64_t serving = Serving(context, goal.model, goal.label);
+    const uint64_t serving = now.serves;
     if (serving == 0 || serving == goal.version) return failure;
     return Fail(ExitCode::kOldServes, absl::StrCat(failure.error, "; ", goal.model, ":", goal.label,
                                                    " stays at ", serving));
   }
 
+  return operation;
+}
+
+void WriteSwap(JsonWriter& json, const SwapGoal& goal, const v1::Operation& operation) {
+  json.Field("operation", operation.id());
+  json.Field("state", StateName(operation.state()));
+  json.Field("model", goal.model);
+  json.Field("label", goal.label);
+  if (goal.wait) WriteResult(json, operation.result());
+}
+
+Exit RunSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
+             const OperationStarter& start) {
+  const Outcome<v1::Operation> followed = FollowSwap(context, interrupts, goal, start);
+  if (!followed.ok()) return followed.exit();
+  const v1::Operation& operation = *followed;
   if (context.names()) {
     context.PrintLine(goal.wait && goal.version != 0 ? absl::StrCat(goal.model, "@", goal.version)
                                                      : operation.id());
   } else if (context.json()) {
     JsonWriter json(context.json_style());
     json.BeginDocument(goal.kind);
-    json.Field("operation", operation.id());
-    json.Field("state", StateName(operation.state()));
-    json.Field("model", goal.model);
-    json.Field("label", goal.label);
-    if (goal.wait) WriteResult(json, operation.result());
+    WriteSwap(json, goal, operation);
     json.EndObject();
     context.Print(std::move(json).Take());
   } else if (goal.wait) {
@@ -207,7 +226,7 @@ Exit Swap(Context& context, const SwapFlags& flags) {
     const Outcome<uint64_t> current = ParseIfCurrent(flags.if_current);
     if (!current.ok()) return current.exit();
     request.set_if_current(*current);
-    goal.if_current = true;
+    goal.if_current = *current;
   }
   request.set_strategy(flags.strategy);
   request.set_allow_downtime(flags.allow_downtime);

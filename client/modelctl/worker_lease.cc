@@ -11,7 +11,7 @@ namespace {
 
 // A wait is cut into pieces so that Ctrl-C is noticed.
 constexpr absl::Duration kPiece = absl::Milliseconds(250);
-constexpr absl::Duration kConnectLimit = absl::Seconds(2);
+constexpr absl::Duration kLeaseConnectLimit = absl::Seconds(2);
 
 Exit FromLibrary(const mh_error& error, const std::string& what) {
   return FromError(Error{static_cast<Code>(error.status), error.message, 0}, what);
@@ -29,7 +29,7 @@ Outcome<WorkerLease> WorkerLease::Take(Context& context, const Ref& ref,
   Outcome<Sockets> sockets = context.sockets();
   if (!sockets.ok()) return sockets.exit();
   const auto& timeout = context.globals().timeout;
-  const absl::Time until = absl::Now() + timeout.value_or(kConnectLimit);
+  const absl::Time until = absl::Now() + timeout.value_or(kLeaseConnectLimit);
   const std::string name = ref.ToString();
   const Exit stop{ExitCode::kInterrupted, ""};
 

@@ -10,7 +10,7 @@ namespace modelhost {
 namespace {
 
 constexpr int kAttempts = 1000;
-constexpr uint64_t kFirstBytes = 64 << 10;
+constexpr uint64_t kFirstSlotsBytes = 64 << 10;
 
 }  // namespace
 
@@ -38,7 +38,7 @@ Result<std::shared_ptr<const CatalogueReader>> CatalogueReader::Map(const Unique
   }
   std::shared_ptr<const CatalogueReader> reader(new CatalogueReader(*std::move(mapping)));
   // The slots in use are the first ones.
-  Prefault(reader->mapping_.bytes().first(std::min<uint64_t>(bytes, kFirstBytes)));
+  Prefault(reader->mapping_.bytes().first(std::min<uint64_t>(bytes, kFirstSlotsBytes)));
   const abi::CatalogueHeader& header = reader->header();
   if (header.magic.load(std::memory_order_acquire) != abi::kCatalogueMagic) {
     return broken("bad magic");
@@ -55,9 +55,8 @@ Result<std::shared_ptr<const CatalogueReader>> CatalogueReader::Map(const Unique
   return reader;
 }
 
-bool CatalogueReader::closed() const {
-  return header().state.load(std::memory_order_acquire) ==
-         static_cast<uint32_t>(abi::CatalogueState::kClosed);
+bool CatalogueReader::full() const {
+  return header().slot_count.load(std::memory_order_acquire) >= header().capacity;
 }
 
 const abi::CatalogueSlot* CatalogueReader::SlotOf(uint32_t number, std::string_view model,

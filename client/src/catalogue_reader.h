@@ -23,7 +23,8 @@ class CatalogueReader {
                                                             uint64_t epoch);
 
   uint64_t epoch() const { return header().epoch; }
-  bool closed() const;
+  // Labels may have been left out.
+  bool full() const;
 
   // Null unless slot `number` is in use and belongs to this model and label.
   const abi::CatalogueSlot* SlotOf(uint32_t number, std::string_view model,

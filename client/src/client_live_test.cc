@@ -60,6 +60,31 @@ TEST_F(LiveTest, TheEventDescriptorSaysThatThereIsSomethingToAdopt) {
   EXPECT_EQ(version, 8U);
 }
 
+TEST_F(LiveTest, ALabelThatThePageHasNoRoomForIsFollowedByAsking) {
+  server_->FillPage();
+  StartUsual();
+  const ClientPtr client = Connect();
+  const LivePtr live = Follow(client, "planner");
+  server_->SetLabel("planner", "stable", 8);
+  ASSERT_TRUE(AdoptsVersion(live, 8));
+  // Also when it moved while nobody could tell.
+  server_->Stop();
+  server_->SetLabel("planner", "stable", 7);
+  server_->Start();
+  ASSERT_TRUE(AdoptsVersion(live, 7));
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 1; }));
+  // What is asked in vain is no newer set.
+  const uint64_t before = server_->acquires();
+  server_->SendEvent(abi::EventKind::kLookAtPage, 0);
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->acquires() > before; }));
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 1; }));
+  const mh_handle* same = mh_live_current(live.get());
+  EXPECT_EQ(mh_live_adopt(live.get()), same);
+  uint64_t version = 0;
+  EXPECT_EQ(mh_resolve(client.get(), "planner", &version, nullptr, &error_), MH_NOT_FOUND);
+  EXPECT_THAT(error_.message, ::testing::HasSubstr("page, which is full"));
+}
+
 TEST_F(LiveTest, ARetainedVersionOutlivesItsAdoption) {
   StartUsual();
   const ClientPtr client = Connect();

@@ -103,6 +103,29 @@ TEST_F(ClientTest, AVersionThatIsGoneAfterTheRestartStaysReadable) {
   EXPECT_EQ(ValueOf(handle.get()), 7);
 }
 
+// The grant and the end of the connection are there to be read at once. The daemon that comes next
+// numbers its leases anew: one that kept the old number would be another's.
+TEST_F(ClientTest, ALeaseThatWasGrantedLastOfAllIsDeclaredToTheNextDaemon) {
+  StartUsual();
+  const ClientPtr client = Connect();
+  const HandlePtr other = Acquired(client, "detector");
+  mh_live* made = nullptr;
+  ASSERT_EQ(mh_follow(client.get(), "planner", nullptr, &made, &error_), MH_OK) << error_.message;
+  const LivePtr live(made);
+  Faults faults;
+  faults.hang_up_after_grant = true;
+  server_->SetFaults(faults);
+  server_->SetLabel("planner", "stable", 8);
+  ASSERT_TRUE(
+      FakeServer::Eventually([&] { return mh_handle_version(mh_live_adopt(live.get())) == 8; }));
+  // Both leases are there again, and the one on version 7 is not.
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 2; }));
+  mh_file_view file = MH_FILE_VIEW_INIT;
+  file.error = &error_;
+  ASSERT_EQ(mh_file(mh_live_current(live.get()), "tokenizer.json", &file), MH_OK) << error_.message;
+  EXPECT_EQ(std::string(static_cast<const char*>(file.data), file.nbytes), "{\"version\": 8}");
+}
+
 TEST_F(ClientTest, TheEventDescriptorTellsThatTheDaemonCameBackAndOfWhatFollows) {
   StartUsual();
   const ClientPtr client = Connect();

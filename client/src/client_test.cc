@@ -215,7 +215,13 @@ TEST_F(ClientTest, ThreeHundredShardsNeedNoThreeHundredDescriptors) {
   const ClientPtr client = Connect();
   const int next = ::dup(0);
   ::close(next);
-  HandlePtr handle = Acquired(client, "sharded");
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = static_cast<rlim_t>(next) + abi::kMaxFdsPerFrame + 16;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  const HandlePtr handle = Acquired(client, "sharded");
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   const int after = ::dup(0);
   ::close(after);
   EXPECT_LE(after, next + 3);  // The background thread's two, and nothing of the regions.

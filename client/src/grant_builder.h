@@ -40,6 +40,7 @@ class GrantBuilder {
   // Once complete: why the grant is of no use, though leases were given.
   const std::optional<Error>& failure() const { return failure_; }
   std::vector<Grant>& grants() { return grants_; }
+  const std::vector<Grant>& grants() const { return grants_; }
 
  private:
   Result<void> TakeRegions(std::span<const std::byte> refs, uint32_t count, ReceivedFrame& frame,

@@ -16,7 +16,8 @@ namespace modelhost {
 namespace {
 
 constexpr size_t kChunk = size_t{64} << 20;
-constexpr size_t kPipeChunk = 64 << 10;  // What a pipe holds: no write waits for a reader.
+// What a pipe usually holds. One of a user with very many pipes holds less, and takes less.
+constexpr size_t kPipeChunk = 64 << 10;
 
 Error Lost(size_t at) {
   return Error{Code::kDataLoss,
@@ -29,7 +30,10 @@ Error Lost(size_t at) {
 
 Result<void> GuardedCopyByPipe(void* to, const void* from, size_t bytes) {
   std::array<int, 2> ends{};
-  if (::pipe2(ends.data(), O_CLOEXEC) != 0) return ExplainLimit(ErrnoError(errno, "copy: pipe"));
+  // Not blocking: both ends are ours, and nobody else would make room.
+  if (::pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) {
+    return ExplainLimit(ErrnoError(errno, "copy: pipe"));
+  }
   const UniqueFd out(ends[0]);
   const UniqueFd in(ends[1]);
   size_t done = 0;

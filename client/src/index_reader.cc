@@ -123,7 +123,7 @@ Find IndexReader::FindBare(std::string_view name, const std::string_view* compon
                            size_t* number) const {
   if (buckets_.empty()) return Find::kMissing;
   const size_t mask = buckets_.size() - 1;
-  const uint32_t hash = abi::HashName(name);
+  const uint32_t hash = abi::HashName(header_->hash_key, name);
   size_t at = hash & mask;
   size_t found = 0;
   for (size_t probes = 0; probes < buckets_.size(); ++probes, at = (at + 1) & mask) {
@@ -258,6 +258,18 @@ size_t IndexReader::LowerBound(std::string_view name) const {
   return first;
 }
 
+size_t IndexReader::PlaceOfFile(std::string_view path) const {
+  size_t first = 0;
+  size_t last = files_.size();
+  while (first < last) {
+    const size_t middle = first + (last - first) / 2;
+    std::string_view text;
+    if (!Text(files_[middle].path, &text)) return first;
+    (text < path ? first : last) = text < path ? middle + 1 : middle;
+  }
+  return first;
+}
+
 std::string IndexReader::ExplainTensor(std::string_view name, Find find) const {
   const std::string what = "tensor '" + std::string(name.substr(0, 160)) + "': ";
   if (find == Find::kBroken) return what + "the version's index is broken (report this)";
@@ -283,7 +295,7 @@ std::string IndexReader::ExplainFile(std::string_view path, Find find) const {
   const std::string what = "file '" + std::string(path.substr(0, 160)) + "': ";
   if (find == Find::kBroken) return what + "the version's index is broken (report this)";
   return what + "not among the " + std::to_string(files_.size()) + " of this version" +
-         DidYouMean(path, files_.size(), 0, [this](size_t i) {
+         DidYouMean(path, files_.size(), PlaceOfFile(path), [this](size_t i) {
            IndexFile file;
            return File(i, &file) ? file.path : std::string_view();
          });

@@ -73,6 +73,7 @@ class IndexReader {
   Find FindBare(std::string_view name, const std::string_view* component, size_t* number) const;
   bool NameOf(size_t number, std::string_view* name) const;
   size_t LowerBound(std::string_view name) const;
+  size_t PlaceOfFile(std::string_view path) const;
 
   const abi::IndexHeader* header_ = nullptr;
   std::span<const abi::TensorEntry> tensors_;

@@ -168,7 +168,7 @@ TEST(IndexReader, BlockTypesAreCountedInBlocks) {
 
 TEST(IndexReader, ATableFullOfEntriesEndsTheSearch) {
   Aligned index(BuildIndex(MakeVersion("m", 1, 3, 4, 1)));
-  const uint32_t hash = abi::HashName("not there");
+  const uint32_t hash = abi::HashName(index.header().hash_key, "not there");
   for (uint64_t i = 0; i < index.header().buckets.count; ++i) {
     index.At<abi::Bucket>(index.header().buckets.offset + i * sizeof(abi::Bucket)) = {hash, 1};
   }

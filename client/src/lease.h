@@ -37,6 +37,9 @@ struct Lease {
   std::atomic<uint64_t> seen{0};  // The generation that is not newer.
   std::atomic<const std::atomic<uint64_t>*> word{nullptr};
 
+  // The page in use has no slot for the label, and something has happened: who follows it asks the
+  // daemon.
+  bool look = false;
   State state = State::kHeld;
   uint64_t id = 0;
   std::chrono::steady_clock::time_point declare_at{};

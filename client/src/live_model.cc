@@ -1,5 +1,6 @@
 #include "client/src/live_model.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace modelhost {
@@ -50,9 +51,13 @@ std::optional<Error> LiveModels::status() const {
 
 bool LiveModels::Behind() const {
   for (const HandleRef& handle : newest_) {
-    if (handle->lease->Superseded()) return true;
+    if (handle->lease->Superseded() || handle->lease->look) return true;
   }
   return false;
+}
+
+void LiveModels::OnAsked() {
+  for (const HandleRef& handle : newest_) handle->lease->look = false;
 }
 
 std::unique_ptr<LiveModels::Set> LiveModels::MakeSet(std::vector<Held> held) const {
@@ -79,6 +84,11 @@ void LiveModels::OnAcquired(Result<std::vector<Held>> held) {
     if (error_.has_value()) return;
   }
   std::unique_ptr<Set> set = MakeSet(*std::move(held));
+  // Where the page could not tell, the daemon was asked in vain.
+  const bool same =
+      std::equal(set->handles.begin(), set->handles.end(), newest_.begin(), newest_.end(),
+                 [](const HandleRef& a, const HandleRef& b) { return a.get() == b.get(); });
+  if (same) return;
   newest_.clear();
   for (const HandleRef& handle : set->handles) newest_.emplace_back(Retain(handle.get()));
   // One that was prepared before and never adopted goes.

@@ -41,6 +41,7 @@ class LiveModels final : public Follower {
   // Follower
   std::span<const abi::Ref> refs() const override { return refs_; }
   bool Behind() const override;
+  void OnAsked() override;
   void OnAcquired(Result<std::vector<Held>> held) override;
   void CollectGarbage() override;
 

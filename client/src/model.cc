@@ -74,7 +74,7 @@ Result<void> Model::MapRegion(const abi::RegionRef& ref, const UniqueFd& fd) {
   return {};
 }
 
-Result<void> Model::AddRegion(const abi::RegionRef& ref, const UniqueFd& fd) {
+Result<void> Model::CheckRef(const abi::RegionRef& ref) const {
   const auto regions = index_.regions();
   if (ref.region >= regions.size()) {
     return Error{Code::kInternal,
@@ -90,6 +90,11 @@ Result<void> Model::AddRegion(const abi::RegionRef& ref, const UniqueFd& fd) {
                  RegionName(ref.region) + ": the descriptor that came is not what the index says",
                  0};
   }
+  return {};
+}
+
+Result<void> Model::AddRegion(const abi::RegionRef& ref, const UniqueFd& fd) {
+  if (auto checked = CheckRef(ref); !checked.ok()) return checked;
   if (regions_[ref.region].mapped.load(std::memory_order_relaxed)) {
     return Error{Code::kInternal, RegionName(ref.region) + ": came twice in one grant", 0};
   }
@@ -121,6 +126,7 @@ bool Model::FileOf(uint32_t region, OpenFile* file) const {
 }
 
 Result<void> Model::AttachFile(const abi::RegionRef& ref, UniqueFd fd) {
+  if (auto checked = CheckRef(ref); !checked.ok()) return checked;
   const MutexLock lock(mutex_);
   Region& region = regions_[ref.region];
   if (region.open.load(std::memory_order_relaxed)) return {};
@@ -130,8 +136,8 @@ Result<void> Model::AttachFile(const abi::RegionRef& ref, UniqueFd fd) {
                      ? ReadOnlyMapping::MapSealed(fd, ref.bytes)
                      : ReadOnlyMapping::MapFile(fd, ref.bytes);
     if (!again.ok()) return AsDataLoss(std::move(again).error(), RegionName(ref.region));
-  } else if (auto added = AddRegion(ref, fd); !added.ok()) {
-    return added;
+  } else if (auto mapped = MapRegion(ref, fd); !mapped.ok()) {
+    return mapped;
   }
   region.fd = std::move(fd);
   std::snprintf(region.path.data(), region.path.size(), "/proc/self/fd/%d", region.fd.get());

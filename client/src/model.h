@@ -51,6 +51,7 @@ class Model {
   // False: nobody has attached this region's descriptor yet.
   bool FileOf(uint32_t region, OpenFile* file) const;
   // Keeps `fd` and maps the region if it is not mapped. A second descriptor for a region is closed.
+  // Errors as AddRegion.
   Result<void> AttachFile(const abi::RegionRef& ref, UniqueFd fd);
 
  private:
@@ -63,6 +64,8 @@ class Model {
   };
 
   Model() = default;
+  // INTERNAL unless the index has this region, of this kind and size.
+  Result<void> CheckRef(const abi::RegionRef& ref) const;
   Result<void> MapRegion(const abi::RegionRef& ref, const UniqueFd& fd);
   std::string RegionName(uint32_t region) const;
 

@@ -9,7 +9,7 @@
 namespace modelhost {
 namespace {
 
-constexpr size_t kMaxLooked = 4096;
+constexpr size_t kMaxLooked = 128;  // Loaders ask for hundreds of names that need not be there.
 constexpr size_t kMaxLength = 128;  // Of names that are compared.
 constexpr size_t kMaxShown = 3;
 

@@ -129,7 +129,11 @@ Result<void> Session::EnsureConnected(SteadyTime deadline) {
       const MutexLock lock(mutex_);
       while (!closed_ && !connected() && (connecting_ || connection_ != nullptr)) {
         if (steady_clock::now() >= deadline) {
-          return Error{Code::kUnavailable, "connect to modelhostd: no connection in time", 0};
+          return Error{Code::kUnavailable,
+                       "connect to modelhostd: no connection to " +
+                           (socket_.empty() ? Joined(options_.sockets) : socket_) +
+                           " in time (is it running?)",
+                       0};
         }
         ++sleepers_;
         changed_.WaitUntil(mutex_, deadline);
@@ -194,8 +198,28 @@ void Session::Await(Request& request, SteadyTime deadline) {
   }
 }
 
+class Session::CallScope {
+ public:
+  CallScope(Session& session, Request& request) MH_REQUIRES(session.mutex_)
+      : session_(session), request_(request) {
+    session.pending_.push_back(&request);
+    session.BeginCall();
+  }
+  CallScope(const CallScope&) = delete;
+  // The analysis does not see that the lock is held as long as this lives.
+  ~CallScope() MH_THREAD_ATTRIBUTE(no_thread_safety_analysis) {
+    std::erase(session_.pending_, &request_);
+    session_.EndCall();
+  }
+
+ private:
+  Session& session_;
+  Request& request_;
+};
+
 void Session::Call(Request& request, abi::FrameHeader& header, std::span<const std::byte> head,
-                   std::span<const std::byte> tail, SteadyTime deadline) {
+                   std::span<const std::byte> tail, SteadyTime deadline, const Lease* lease,
+                   uint64_t* lease_id) {
   while (true) {
     {
       const MutexLock lock(mutex_);
@@ -209,14 +233,23 @@ void Session::Call(Request& request, abi::FrameHeader& header, std::span<const s
         request.error = Error{Code::kUnavailable, "modelhostd closed the connection", 0};
         return;
       }
+      if (lease != nullptr) {
+        // Read and sent in one go: another connection would know the number as another lease's.
+        if (lease->state != Lease::State::kHeld) {
+          request.lost = true;
+          request.error =
+              Error{Code::kUnavailable, "modelhostd has not given the lease back yet", 0};
+          return;
+        }
+        *lease_id = lease->id;
+      }
       request.id = NextId();
+      request.connection = connections_;
       header.request_id = request.id;
       auto sent = Send(head, tail);
       if (sent.ok()) {
-        pending_.push_back(&request);
-        BeginCall();
+        const CallScope scope(*this, request);
         Await(request, deadline);
-        EndCall();
         return;
       }
       if (sent.error().code != Code::kResourceExhausted) {
@@ -234,14 +267,15 @@ void Session::Call(Request& request, abi::FrameHeader& header, std::span<const s
   }
 }
 
-void Session::ReleaseAll(GrantBuilder& grants) {
-  for (const Grant& grant : grants.grants()) SendRelease(grant.head.lease_id);
+void Session::ReleaseAll(const Request& request) {
+  if (!request.grants.has_value() || !Live(request)) return;
+  for (const Grant& grant : request.grants->grants()) SendRelease(grant.head.lease_id);
 }
 
-Result<std::vector<Held>> Session::TakeGrants(std::span<const abi::Ref> refs,
-                                              GrantBuilder& grants) {
+Result<std::vector<Held>> Session::TakeGrants(std::span<const abi::Ref> refs, Request& request) {
+  GrantBuilder& grants = *request.grants;
   if (grants.failure().has_value()) {
-    ReleaseAll(grants);
+    ReleaseAll(request);
     return *grants.failure();
   }
   std::vector<Held> held;
@@ -253,7 +287,7 @@ Result<std::vector<Held>> Session::TakeGrants(std::span<const abi::Ref> refs,
                       (refs[i].version == 0 ? NameIn(head.label) == NameIn(refs[i].label)
                                             : refs[i].version == head.version);
     if (!fits || head.version == 0) {
-      ReleaseAll(grants);
+      ReleaseAll(request);
       return Error{Code::kInternal,
                    "acquire " + ReferenceName(refs[i]) + ": modelhostd granted something else", 0};
     }
@@ -266,10 +300,18 @@ Result<std::vector<Held>> Session::TakeGrants(std::span<const abi::Ref> refs,
     lease->fixed.version = head.version;
     std::memcpy(lease->fixed.digest, head.digest, sizeof(head.digest));
     lease->id = head.lease_id;
+    // Granted by a daemon that has gone since: what is mapped is good, and the lease is declared to
+    // the next one.
+    if (!Live(request)) lease->state = Lease::State::kDue;
     if (!lease->label.empty()) PointAtSlot(*lease, head.slot);
     held.push_back(Held{std::move(lease), std::move(grant.model)});
   }
+  leases_.reserve(leases_.size() + held.size());
   for (const Held& each : held) leases_.push_back(each.lease);
+  if (!Live(request)) {
+    if (connected()) DeclareAgain(steady_clock::now());
+    if (housekeeper_ != nullptr) housekeeper_->Wake();
+  }
   return held;
 }
 
@@ -296,7 +338,7 @@ Result<std::vector<Held>> Session::Acquire(std::span<const abi::Ref> refs, bool 
     Call(request, acquire.header, AsBytes(acquire), std::as_bytes(refs), deadline);
     if (!request.error.has_value()) {
       const MutexLock lock(mutex_);
-      auto held = TakeGrants(refs, *request.grants);
+      auto held = TakeGrants(refs, request);
       // Without its thread a session cannot come back by itself, but what was granted is good.
       if (held.ok()) (void)AttachHousekeeper();
       return held;
@@ -360,9 +402,8 @@ Result<Session::Fetched> Session::Fetch(const std::shared_ptr<Lease>& lease, uin
         EndCall();
         continue;
       }
-      fetch.lease_id = lease->id;
     }
-    Call(request, fetch.header, AsBytes(fetch), {}, deadline);
+    Call(request, fetch.header, AsBytes(fetch), {}, deadline, lease.get(), &fetch.lease_id);
     if (!request.error.has_value()) return std::move(request.fetched);
     if (!request.lost || steady_clock::now() >= deadline) return *std::move(request.error);
   }
@@ -380,6 +421,12 @@ Result<CatalogueReader::Label> Session::Resolve(const abi::Ref& ref) {
   const abi::CatalogueSlot* slot = page->Find(NameIn(ref.model), NameIn(ref.label));
   if (slot != nullptr && !page->Read(*slot, &label)) {
     return Error{Code::kUnavailable, ReferenceName(ref) + ": modelhostd died while it wrote", 0};
+  }
+  if (slot == nullptr && page->full()) {
+    return Error{Code::kNotFound,
+                 ReferenceName(ref) +
+                     ": not in the shared page, which is full (acquire it: that asks modelhostd)",
+                 0};
   }
   if (slot == nullptr || label.version == 0) {
     return Error{Code::kNotFound,

@@ -51,8 +51,10 @@ class Follower {
  public:
   virtual ~Follower() = default;
   virtual std::span<const abi::Ref> refs() const = 0;
-  // A label has moved on from the newest set that it has. Under the session's lock.
+  // A label has moved on from the newest set that it has, or may have. Under the session's lock.
   virtual bool Behind() const = 0;
+  // The daemon is being asked for a newer set. Under the session's lock.
+  virtual void OnAsked() = 0;
   // Without the session's lock.
   virtual void OnAcquired(Result<std::vector<Held>> held) = 0;
   // Time to drop what nobody uses any more.
@@ -125,6 +127,8 @@ class Session : public std::enable_shared_from_this<Session> {
     uint32_t id = 0;
     bool done = false;
     bool lost = false;  // The connection ended; another may serve.
+    // `connections_` when it was sent: its lease ids mean nothing on others.
+    uint64_t connection = 0;
     std::optional<Error> error;
     std::optional<GrantBuilder> grants;
     Fetched fetched;
@@ -147,18 +151,27 @@ class Session : public std::enable_shared_from_this<Session> {
   Result<void> EnsureConnected(SteadyTime deadline) MH_EXCLUDES(mutex_);
   Result<std::unique_ptr<Connection>> OpenConnection(SteadyTime deadline);
   // Sends `head` and `tail` for `request` and waits for its end. The request's own `error` and
-  // `lost` tell how it went.
+  // `lost` tell how it went. With a `lease`, its id on that very connection is put into `lease_id`,
+  // which is part of `head`; lost when it is not held there.
   void Call(Request& request, abi::FrameHeader& header, std::span<const std::byte> head,
-            std::span<const std::byte> tail, SteadyTime deadline) MH_EXCLUDES(mutex_);
+            std::span<const std::byte> tail, SteadyTime deadline, const Lease* lease = nullptr,
+            uint64_t* lease_id = nullptr) MH_EXCLUDES(mutex_);
   void Await(Request& request, SteadyTime deadline) MH_REQUIRES(mutex_);
   void BeginCall() MH_REQUIRES(mutex_);
   void EndCall() MH_REQUIRES(mutex_);
-  Result<std::vector<Held>> TakeGrants(std::span<const abi::Ref> refs, GrantBuilder& grants)
+  // A call from its being sent to its end, whatever ends it: `request` is the caller's to destroy.
+  class CallScope;
+  Result<std::vector<Held>> TakeGrants(std::span<const abi::Ref> refs, Request& request)
       MH_REQUIRES(mutex_);
-  void ReleaseAll(GrantBuilder& grants) MH_REQUIRES(mutex_);
+  // Nothing to do for grants of a connection that is gone.
+  void ReleaseAll(const Request& request) MH_REQUIRES(mutex_);
 
   // session_frames.cc: frames in and out.
   bool connected() const MH_REQUIRES(mutex_) { return connection_ != nullptr && !dead_; }
+  // Whether what `request` brought is good on the present connection.
+  bool Live(const Request& request) const MH_REQUIRES(mutex_) {
+    return connected() && request.connection == connections_;
+  }
   uint32_t NextId() MH_REQUIRES(mutex_);
   Result<void> Send(std::span<const std::byte> head, std::span<const std::byte> tail)
       MH_REQUIRES(mutex_);
@@ -183,6 +196,8 @@ class Session : public std::enable_shared_from_this<Session> {
   Result<void> AttachHousekeeper() MH_REQUIRES(mutex_);
   void PointAtSlot(Lease& lease, uint32_t hint) MH_REQUIRES(mutex_);
   void PointAtMissingSlots() MH_REQUIRES(mutex_);
+  // Something happened that the page need not show: leases that it has no slot for are asked after.
+  void LookWithoutSlots() MH_REQUIRES(mutex_);
   void Subscribe() MH_REQUIRES(mutex_);
   bool NeedsConnection() const MH_REQUIRES(mutex_);
   void TryReconnect(SteadyTime now) MH_EXCLUDES(mutex_);
@@ -191,6 +206,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void ExpireBackground(SteadyTime now) MH_REQUIRES(mutex_);
   void FinishFollows() MH_EXCLUDES(mutex_);
   void StartFollows(SteadyTime now) MH_EXCLUDES(mutex_);
+  // The page has one of the labels and it names no version that is READY.
+  bool NamesNothing(std::span<const abi::Ref> refs) const MH_REQUIRES(mutex_);
   SteadyTime NextTick() const MH_REQUIRES(mutex_);
   std::chrono::milliseconds Jittered(std::chrono::milliseconds pause) MH_REQUIRES(mutex_);
 

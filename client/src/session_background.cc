@@ -18,7 +18,11 @@ using std::chrono::seconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kLongestBackoff{5000};
-constexpr milliseconds kHelloPatience{1000};
+// For the answer to Hello. All sessions of the process wait for it, so it is a small part of the
+// time between two tries.
+constexpr milliseconds kShortestHello{100};
+constexpr milliseconds kLongestHello{1000};
+constexpr int kHelloShare = 5;
 // For a version to be loaded again after a restart of the daemon.
 constexpr seconds kDeclarePatience{120};
 constexpr milliseconds kFirstRetry{500};
@@ -49,6 +53,7 @@ void Session::Install(std::unique_ptr<Connection> connection) {
   for (const auto& lease : leases_) {
     if (!lease->label.empty()) PointAtSlot(*lease, abi::kNoSlot);
   }
+  LookWithoutSlots();
   DeclareAgain(steady_clock::now());
   if (connected() && listening_) Subscribe();
   SignalLocked();
@@ -65,7 +70,7 @@ Result<void> Session::AttachHousekeeper() {
 }
 
 // Without a slot in the new page (the page is full, or the label is not there yet) the lease goes
-// on looking at the old one.
+// on looking at the old one, and LookWithoutSlots sees to it.
 void Session::PointAtSlot(Lease& lease, uint32_t hint) {
   const abi::CatalogueSlot* slot = page_->SlotOf(hint, lease.model, lease.label);
   if (slot == nullptr) slot = page_->Find(lease.model, lease.label);
@@ -86,6 +91,13 @@ void Session::PointAtMissingSlots() {
     if (!lease->label.empty() && (lease->pages.empty() || lease->pages.back() != page_)) {
       PointAtSlot(*lease, abi::kNoSlot);
     }
+  }
+}
+
+void Session::LookWithoutSlots() {
+  for (const auto& lease : leases_) {
+    const bool here = !lease->pages.empty() && lease->pages.back() == page_;
+    if (!lease->label.empty() && !here) lease->look = true;
   }
 }
 
@@ -128,8 +140,9 @@ void Session::Subscribe() {
   frame.header = MakeHeader(abi::FrameType::kSubscribe, sizeof(frame), request->id, 0);
   if (!Send(AsBytes(frame), {}).ok()) return;  // Tick tries again.
   subscribed_ = connections_;
-  pending_.push_back(request.get());
+  request->connection = connections_;
   background_.push_back(std::move(request));
+  pending_.push_back(background_.back().get());
 }
 
 bool Session::NeedsConnection() const {
@@ -137,6 +150,7 @@ bool Session::NeedsConnection() const {
 }
 
 void Session::TryReconnect(SteadyTime now) {
+  milliseconds patience{};
   {
     const MutexLock lock(mutex_);
     if (connected() || connecting_ || connection_ != nullptr || !NeedsConnection() ||
@@ -144,8 +158,9 @@ void Session::TryReconnect(SteadyTime now) {
       return;
     }
     connecting_ = true;
+    patience = std::clamp(backoff_ / kHelloShare, kShortestHello, kLongestHello);
   }
-  auto opened = OpenConnection(now + kHelloPatience);
+  auto opened = OpenConnection(steady_clock::now() + patience);
   const MutexLock lock(mutex_);
   connecting_ = false;
   if (sleepers_ != 0) changed_.NotifyAll();
@@ -178,8 +193,9 @@ void Session::DeclareAgain(SteadyTime now) {
       return;
     }
     lease->state = Lease::State::kAsked;
-    pending_.push_back(request.get());
+    request->connection = connections_;
     background_.push_back(std::move(request));
+    pending_.push_back(background_.back().get());
   }
 }
 
@@ -215,7 +231,7 @@ void Session::ExpireBackground(SteadyTime now) {
   for (const auto& request : background_) {
     if (request->done || now < request->expires) continue;
     request->error = Error{Code::kDeadlineExceeded, "modelhostd did not answer in time", 0};
-    if (request->grants.has_value()) ReleaseAll(*request->grants);
+    ReleaseAll(*request);
     Finish(*request);
   }
   std::erase_if(background_, [](const auto& request) {
@@ -256,6 +272,16 @@ void Session::RemoveFollower(const Follower* follower) {
   }
 }
 
+bool Session::NamesNothing(std::span<const abi::Ref> refs) const {
+  const CatalogueReader& page = *page_;
+  return std::any_of(refs.begin(), refs.end(), [&page](const abi::Ref& ref) {
+    if (ref.version != 0) return false;
+    const abi::CatalogueSlot* slot = page.Find(NameIn(ref.model), NameIn(ref.label));
+    CatalogueReader::Label label;
+    return slot != nullptr && page.Read(*slot, &label) && label.version == 0;
+  });
+}
+
 void Session::StartFollows(SteadyTime now) {
   const MutexLock lock(mutex_);
   for (Following& following : followers_) {
@@ -273,7 +299,8 @@ void Session::StartFollows(SteadyTime now) {
     abi::Acquire frame{};
     frame.header =
         MakeHeader(abi::FrameType::kAcquire, sizeof(frame) + refs.size_bytes(), request->id, 0);
-    frame.flags = abi::kAcquireWait;
+    // A label that names nothing may do so for ever: its follower is told why, not kept waiting.
+    if (!NamesNothing(refs)) frame.flags = abi::kAcquireWait;
     frame.count = static_cast<uint32_t>(refs.size());
     frame.deadline_ms = static_cast<uint64_t>(milliseconds(kFollowPatience).count());
     if (!Send(AsBytes(frame), std::as_bytes(refs)).ok()) {
@@ -281,8 +308,10 @@ void Session::StartFollows(SteadyTime now) {
       return;
     }
     following.asked = true;
-    pending_.push_back(request.get());
+    following.follower->OnAsked();
+    request->connection = connections_;
     background_.push_back(std::move(request));
+    pending_.push_back(background_.back().get());
   }
 }
 
@@ -298,12 +327,12 @@ void Session::FinishFollows() {
         return each.follower == request->follower;
       });
       if (it == followers_.end()) {
-        if (!request->error.has_value()) ReleaseAll(*request->grants);
+        if (!request->error.has_value()) ReleaseAll(*request);
         continue;
       }
       it->asked = false;
       auto held = request->error.has_value() ? Result<std::vector<Held>>(*request->error)
-                                             : TakeGrants(it->follower->refs(), *request->grants);
+                                             : TakeGrants(it->follower->refs(), *request);
       if (held.ok()) {
         it->patience = {};
       } else if (!request->lost) {

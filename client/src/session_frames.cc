@@ -13,7 +13,7 @@
 namespace modelhost {
 namespace {
 
-Error Broken(const char* why) {
+Error BrokenFrame(const char* why) {
   return Error{Code::kInternal, std::string("modelhostd broke the protocol: ") + why, 0};
 }
 
@@ -33,6 +33,7 @@ Result<void> Session::Send(std::span<const std::byte> head, std::span<const std:
 }
 
 void Session::SendRelease(uint64_t lease_id) {
+  if (!connected()) return;  // It ended with the connection.
   unsent_releases_.push_back(lease_id);
   FlushReleases();
 }
@@ -67,8 +68,15 @@ bool Session::ReadOne(ReceiveWait wait, SteadyTime deadline) {
       const bool lost = frame.error().code == Code::kUnavailable;
       Break(frame.error(), lost);
     }
-  } else if (auto done = Dispatch(std::span(buffer_).first(frame->bytes), *frame); !done.ok()) {
-    Break(done.error(), /*lost=*/false);
+  } else {
+    Result<void> done;
+    try {
+      done = Dispatch(std::span(buffer_).first(frame->bytes), *frame);
+    } catch (const std::bad_alloc&) {
+      // What the frame was to bring is not there, and others may wait for it.
+      done = Error{Code::kResourceExhausted, "out of memory", 0};
+    }
+    if (!done.ok()) Break(done.error(), /*lost=*/false);
   }
   if (dead_) CloseConnection();
   if (sleepers_ != 0) changed_.NotifyAll();
@@ -76,8 +84,9 @@ bool Session::ReadOne(ReceiveWait wait, SteadyTime deadline) {
 }
 
 Result<void> Session::Dispatch(std::span<const std::byte> bytes, ReceivedFrame& frame) {
+  if (dead_) return {};  // Another thread has ended the connection: nobody waits for this any more.
   if (frame.header.type == static_cast<uint16_t>(abi::FrameType::kEvent)) {
-    if (!frame.fds.empty()) return Broken("an event with descriptors");
+    if (!frame.fds.empty()) return BrokenFrame("an event with descriptors");
     return DispatchEvent(bytes);
   }
   const auto it = std::find_if(pending_.begin(), pending_.end(), [&](const Request* request) {
@@ -98,8 +107,8 @@ Result<void> Session::Answer(Request& request, std::span<const std::byte> bytes,
                              ReceivedFrame& frame) {
   switch (static_cast<abi::FrameType>(frame.header.type)) {
     case abi::FrameType::kError:
-      if (!frame.fds.empty()) return Broken("an error with descriptors");
-      if (request.grants.has_value()) ReleaseAll(*request.grants);
+      if (!frame.fds.empty()) return BrokenFrame("an error with descriptors");
+      ReleaseAll(request);
       request.error = ErrorInFrame(bytes);
       Finish(request);
       return {};
@@ -115,7 +124,7 @@ Result<void> Session::Answer(Request& request, std::span<const std::byte> bytes,
       if (granted || request.kind != Request::Kind::kFetch) break;
       if (bytes.size() != sizeof(abi::RegionFds) + sizeof(abi::RegionRef) ||
           frame.fds.size() != 1) {
-        return Broken("the answer to a Fetch is not one region");
+        return BrokenFrame("the answer to a Fetch is not one region");
       }
       std::memcpy(&request.fetched.ref, bytes.data() + sizeof(abi::RegionFds),
                   sizeof(abi::RegionRef));
@@ -126,6 +135,7 @@ Result<void> Session::Answer(Request& request, std::span<const std::byte> bytes,
     case abi::FrameType::kAck:
       if (request.kind != Request::Kind::kSubscribe) break;
       // What happened before the daemon began to tell us must not be missed.
+      LookWithoutSlots();
       SignalLocked();
       look_ = true;
       Finish(request);
@@ -133,13 +143,16 @@ Result<void> Session::Answer(Request& request, std::span<const std::byte> bytes,
     default:
       break;
   }
-  return Broken("an answer of the wrong type");
+  return BrokenFrame("an answer of the wrong type");
 }
 
 Result<void> Session::DispatchEvent(std::span<const std::byte> bytes) {
-  if (bytes.size() != sizeof(abi::Event)) return Broken("an event of the wrong length");
+  if (bytes.size() != sizeof(abi::Event)) return BrokenFrame("an event of the wrong length");
   // Whatever it says, the page and the leases are what counts: look.
   PointAtMissingSlots();
+  LookWithoutSlots();
+  // Who failed to follow may succeed now.
+  for (Following& following : followers_) following.retry_at = {};
   look_ = true;
   SignalLocked();
   return {};
@@ -163,7 +176,7 @@ void Session::Finish(Request& request) {
 void Session::Forget(Request& request) {
   std::erase(pending_, &request);
   request.done = true;
-  if (request.grants.has_value()) ReleaseAll(*request.grants);
+  ReleaseAll(request);
 }
 
 void Session::Break(const Error& error, bool lost) {
@@ -180,7 +193,11 @@ void Session::Break(const Error& error, bool lost) {
   }
   for (Request* request : pending) {
     request->lost = lost;
-    request->error = error;
+    try {
+      request->error = error;
+    } catch (const std::bad_alloc&) {
+      request->error = Error{error.code, "out of memory", 0};
+    }
     Finish(*request);
   }
   backoff_ = std::chrono::milliseconds(50);
@@ -194,6 +211,7 @@ void Session::CloseConnection() {
   if (housekeeper_ != nullptr) housekeeper_->Unwatch(connection_->socket());
   connection_.reset();
   dead_ = false;
+  unsent_releases_.clear();  // They ended with the connection.
   if (sleepers_ != 0) changed_.NotifyAll();
 }
 

@@ -112,17 +112,18 @@ class Finder {
 
   void ClaimShards(Candidate& index) {
     absl::StatusOr<ShardIndex> shards = ParseShardIndex(index.name, index.bytes);
-    // A damaged index is a component all the same: loading it reports the damage.
+    // An index over PyTorch files has the same form, and its shards need not be there to look at. A
+    // damaged one goes by its name, and loading it reports the damage.
+    index.served = absl::EndsWithIgnoreCase(index.name, ".safetensors.index.json");
     if (shards.ok()) {
       for (const std::string& shard : shards->shards) {
         const std::string path = SiblingName(index.name, shard);
         if (path == index.name) continue;
         claimed_.insert(path);
         const auto known = formats_.find(path);
-        // An index over PyTorch files has the same form.
-        if (known != formats_.end() &&
-            (known->second == FileFormat::kTorchZip || known->second == FileFormat::kTorchLegacy)) {
-          index.served = false;
+        if (absl::EndsWithIgnoreCase(path, ".safetensors") ||
+            (known != formats_.end() && known->second == FileFormat::kSafetensors)) {
+          index.served = true;
         }
       }
     }
@@ -133,8 +134,7 @@ class Finder {
     const std::optional<GgufSetName> set = ParseGgufSetName(candidate.name);
     if (!set.has_value() || set->count < 2) return;
     absl::StatusOr<GgufSplit> split = ReadGgufSplit(candidate.name, candidate.bytes);
-    // Later parts may have split.no alone. A plain file that only has such a name stays its own.
-    if (!split.ok() || (!split->IsSet() && !split->number.has_value())) return;
+    if (!split.ok() || !IsPartOfSet(candidate.name, *split)) return;
     // Candidates are sorted: the lowest part that is there speaks for the set.
     if (!sets_.insert({set->prefix, set->count}).second) claimed_.insert(candidate.name);
   }

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <string>
+#include <string_view>
 
 #include "daemon/format/format_reader.h"
 #include "daemon/format/text.h"
@@ -12,6 +13,14 @@ namespace modelhost::testing {
 
 inline void Require(bool holds) {
   if (!holds) std::abort();
+}
+
+// Nothing from outside may break a line of a log, or a terminal.
+inline bool IsOneLine(std::string_view text) {
+  for (const char c : text) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) return false;
+  }
+  return IsUtf8(text);
 }
 
 // Every range lies in its file, every text is one line, names are UTF-8 without NUL.
@@ -26,6 +35,7 @@ inline void CheckIndex(const TensorIndex& index, FileSource& source) {
     Require(abi::FindDType(tensor.dtype) != nullptr);
     Require(IsUtf8(tensor.name) && tensor.name.find('\0') == std::string_view::npos);
   }
+  for (const std::string& warning : index.warnings()) Require(IsOneLine(warning));
   for (const MetadataItem& item : index.metadata()) {
     Require(IsUtf8(item.key) && IsUtf8(item.value));
   }
@@ -38,7 +48,7 @@ inline void CheckRead(const std::string& name, FileSource& source) {
     return;
   }
   const std::string text(index.status().message());
-  Require(!text.empty() && text.size() < 4096);
+  Require(!text.empty() && text.size() < 4096 && IsOneLine(text));
 }
 
 }  // namespace modelhost::testing

@@ -165,6 +165,22 @@ TEST(FindComponentsTest, OtherFormatsCountOnlyWhenNothingServedIsThere) {
               ElementsAre("model=model.safetensors"));
 }
 
+TEST(FindComponentsTest, AnIndexOverFilesOfAnotherKindIsNoneThatIsServed) {
+  const std::string torch_index = "{\"weight_map\":{\"a\":\"pytorch_model-00001-of-00001.bin\"}}";
+  // As hubs hand folders out: the other kind's shards are left out, or pointers only.
+  EXPECT_THAT(Found(MemoryFiles({{"pytorch_model.bin.index.json", torch_index},
+                                 {"model.safetensors", SmallSafetensors({"a"})}})),
+              ElementsAre("model=model.safetensors"));
+  EXPECT_THAT(Found(MemoryFiles({{"pytorch_model.bin.index.json", torch_index},
+                                 {"pytorch_model-00001-of-00001.bin", kLfs},
+                                 {"model.safetensors", SmallSafetensors({"a"})}})),
+              ElementsAre("model=model.safetensors"));
+  // Whatever the index is called, shards that are safetensors are served.
+  EXPECT_THAT(Found(MemoryFiles({{"pytorch_model.bin.index.json", torch_index},
+                                 {"pytorch_model-00001-of-00001.bin", SmallSafetensors({"a"})}})),
+              ElementsAre("pytorch_model=pytorch_model.bin.index.json"));
+}
+
 TEST(FindComponentsTest, WeightsThatAreOnlyPointersAreComponentsSoThatLoadingReportsThem) {
   EXPECT_THAT(Found(MemoryFiles({{"a.safetensors", kLfs}, {"b.gguf", "tjgg----"}})),
               ElementsAre("a=a.safetensors", "b=b.gguf"));
@@ -195,6 +211,8 @@ TEST(TextTest, AnyBytesBecomeValidJsonAndPrintableText) {
   EXPECT_EQ(Quoted("a\x1b[0m\xff"), "'a\\x1b[0m\\xff'");
   EXPECT_THAT(Quoted(std::string(500, 'x')), HasSubstr("... (500 bytes)"));
   EXPECT_EQ(ToUtf8("a\xff\xc3\xa9"), "a\xef\xbf\xbd\xc3\xa9");
+  EXPECT_EQ(Printable("dir/a\n\x1b[2J"), "dir/a\\x0a\\x1b[2J");
+  EXPECT_EQ(ModelError("a\nb", "why", "").message(), "a\\x0ab: why");
 }
 
 TEST(TensorIndexTest, KeepsStridesAndReasons) {

@@ -30,14 +30,15 @@ absl::StatusOr<GgufSetName> SetOf(const std::string& name, const GgufSplit& spli
   if (!set.has_value()) {
     return ModelError(
         name,
-        absl::StrCat("part of a set of ", *split.count,
+        absl::StrCat("part of a set of ", split.count.value_or(0),
                      " files, but its name does not end like \"-00001-of-00002.gguf\""),
         "give the files of the set their own names back");
   }
   if (!split.number.has_value()) return ModelError(name, "has split.count, but no split.no", "");
-  if (set->count != *split.count || set->part != *split.number + 1) {
+  const uint64_t count = split.count.value_or(set->count);
+  if (set->count != count || set->part != *split.number + 1) {
     return ModelError(name,
-                      absl::StrCat("is part ", *split.number + 1, " of ", *split.count,
+                      absl::StrCat("is part ", *split.number + 1, " of ", count,
                                    ", but is named part ", set->part, " of ", set->count),
                       kSetHint);
   }
@@ -123,6 +124,12 @@ std::string FormatGgufSetName(const GgufSetName& name) {
   return absl::StrFormat("%s-%05d-of-%05d.gguf", name.prefix, name.part, name.count);
 }
 
+bool IsPartOfSet(std::string_view name, const GgufSplit& split) {
+  if (split.IsSet()) return true;
+  const auto set = ParseGgufSetName(name);
+  return split.number.has_value() && !split.count.has_value() && set.has_value() && set->count > 1;
+}
+
 absl::StatusOr<GgufSplit> ReadGgufSplit(std::string_view name, std::span<const std::byte> bytes) {
   GgufSplit split;
   absl::Status status = ReadGgufFile(name, bytes, {}, &split);
@@ -134,7 +141,7 @@ absl::Status ReadGguf(const std::string& name, std::span<const std::byte> bytes,
                       TensorIndex& index) {
   absl::StatusOr<GgufSplit> asked = ReadGgufSplit(name, bytes);
   if (!asked.ok()) return asked.status();
-  if (!asked->IsSet()) {
+  if (!IsPartOfSet(name, *asked)) {
     GgufSplit unused;
     return ReadGgufFile(name, bytes, {&index, &index, 0}, &unused);
   }

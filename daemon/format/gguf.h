@@ -36,6 +36,10 @@ struct GgufSetName {
 std::optional<GgufSetName> ParseGgufSetName(std::string_view name);
 std::string FormatGgufSetName(const GgufSetName& name);
 
+// By what the file says, or, for a later part that has split.no alone, by its name as well. A plain
+// file that only has such a name is not.
+bool IsPartOfSet(std::string_view name, const GgufSplit& split);
+
 // Reads the metadata only.
 absl::StatusOr<GgufSplit> ReadGgufSplit(std::string_view name, std::span<const std::byte> bytes);
 

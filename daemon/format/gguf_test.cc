@@ -400,6 +400,11 @@ TEST_F(GgufSetTest, MissingPartsAreListed) {
   MemoryFiles second;
   second.Put(Name(2), Part(1, "a").Build());
   EXPECT_THAT(Refusal(ReadModel(Name(2), second)), HasSubstr(Name(1)));
+  // A part that says its number only is a part all the same.
+  GgufBuilder numbered;
+  numbered.Key("split.no", 2, Le<uint16_t>(1)).Tensor("a", {4}, kF32, 16);
+  second.Put(Name(2), numbered.Build());
+  EXPECT_THAT(Refusal(ReadModel(Name(2), second)), HasSubstr(Name(1)));
 }
 
 TEST_F(GgufSetTest, RefusesPartsThatDoNotFitTogether) {

@@ -16,7 +16,7 @@
 namespace modelhost {
 namespace {
 
-constexpr std::string_view kHint =
+constexpr std::string_view kSafetensorsHint =
     "the file is damaged or its writer is broken: get it again, or convert it again";
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr uint64_t kPrefixBytes = 8;
@@ -37,9 +37,9 @@ const abi::DTypeInfo* FindSafetensorsDType(std::string_view name) {
   }
 }
 
-class Parser {
+class HeaderParser {
  public:
-  Parser(std::string_view name, std::span<const std::byte> header, uint64_t file_bytes,
+  HeaderParser(std::string_view name, std::span<const std::byte> header, uint64_t file_bytes,
          uint32_t file, TensorIndex& index, std::vector<MetadataItem>& metadata)
       : name_(name),
         file_bytes_(file_bytes),
@@ -48,7 +48,7 @@ class Parser {
         first_(index.size()),
         index_(index),
         metadata_(metadata),
-        in_(name, kHint, header),
+        in_(name, kSafetensorsHint, header),
         json_(in_) {}
 
   absl::Status Run() {
@@ -192,7 +192,7 @@ class Parser {
     return in_.Fail(absl::StrCat("tensor ", Quoted(tensor_name_), " ", AsAbsl(why)), hint, code);
   }
 
-  absl::Status Error(std::string_view why, std::string_view hint = kHint) const {
+  absl::Status Error(std::string_view why, std::string_view hint = kSafetensorsHint) const {
     return ModelError(name_, why, hint);
   }
 
@@ -273,7 +273,7 @@ absl::Status ReadSafetensors(std::string_view name, std::span<const std::byte> b
   uint64_t header = 0;
   if (!prefix.Little("the header's length", &header)) return prefix.status();
   if (header == 0) {
-    return ModelError(name, "the header has a length of 0", kHint);
+    return ModelError(name, "the header has a length of 0", kSafetensorsHint);
   }
   if (header > kSafetensorsHeaderCap) {
     return ModelError(name,
@@ -287,7 +287,7 @@ absl::Status ReadSafetensors(std::string_view name, std::span<const std::byte> b
                                    prefix.remaining(), " follow"),
                       "the file is cut short or not safetensors: get it again");
   }
-  return Parser(name, bytes.first(kPrefixBytes + header), bytes.size(), file, index, metadata)
+  return HeaderParser(name, bytes.first(kPrefixBytes + header), bytes.size(), file, index, metadata)
       .Run();
 }
 

@@ -18,15 +18,16 @@
 namespace modelhost {
 namespace {
 
-constexpr std::string_view kHint = "the index is damaged or not of these files: get the set again";
+constexpr std::string_view kShardsHint =
+    "the index is damaged or not of these files: get the set again";
 constexpr std::string_view kWeightMap = "weight_map";
 constexpr size_t kShownWarnings = 100;
-constexpr size_t kShownNames = 8;
+constexpr size_t kShownFiles = 8;
 
 class IndexParser {
  public:
   IndexParser(std::string_view name, std::span<const std::byte> bytes)
-      : in_(name, kHint, bytes), json_(in_) {}
+      : in_(name, kShardsHint, bytes), json_(in_) {}
 
   absl::StatusOr<ShardIndex> Run() {
     json_.Object("a JSON object", [this](std::string_view key) {
@@ -126,7 +127,7 @@ absl::Status ReadShards(const std::string& name, const ShardIndex& shards, FileS
     opened.push_back(*bytes);
   }
   if (!missing.empty()) {
-    const size_t more = missing.size() > kShownNames ? missing.size() - kShownNames : 0;
+    const size_t more = missing.size() > kShownFiles ? missing.size() - kShownFiles : 0;
     missing.resize(missing.size() - more);
     return ModelError(name,
                       absl::StrCat("files of the set are missing: ", absl::StrJoin(missing, ", "),
@@ -151,7 +152,7 @@ absl::Status ReadShards(const std::string& name, const ShardIndex& shards, FileS
     if (added) {
       index.AddMetadata(std::move(item.key), std::move(item.value));
     } else if (at->second != item.value && index.warnings().size() < kShownWarnings) {
-      index.AddWarning(absl::StrCat(name, ": the shards disagree about the metadata ",
+      index.AddWarning(absl::StrCat(Printable(name), ": the shards disagree about the metadata ",
                                     Quoted(item.key), "; the first value is kept"));
     }
   }
@@ -169,7 +170,7 @@ void CheckTotalSize(const std::string& name, const ShardIndex& shards, TensorInd
           ? whole == sum
           : absl::SimpleAtod(shards.total_size, &number) && number == static_cast<double>(sum);
   if (!same) {
-    index.AddWarning(absl::StrCat(name, ": total_size is ", Quoted(shards.total_size),
+    index.AddWarning(absl::StrCat(Printable(name), ": total_size is ", Quoted(shards.total_size),
                                   ", but the tensors have ", sum, " bytes"));
   }
 }
@@ -218,7 +219,7 @@ absl::Status ReadSharded(const std::string& name, std::span<const std::byte> byt
         name,
         absl::StrCat("tensor ", Quoted(a.name), " occurs twice: in ", Quoted(index.files()[a.file]),
                      " and in ", Quoted(index.files()[b.file])),
-        kHint);
+        kShardsHint);
   }
   std::vector<bool> mapped(index.size());
   for (const ShardIndex::Entry& entry : shards->entries) {
@@ -228,25 +229,25 @@ absl::Status ReadSharded(const std::string& name, std::span<const std::byte> byt
       return ModelError(name,
                         absl::StrCat("weight_map puts tensor ", Quoted(shards->Name(entry)),
                                      " into ", Quoted(shard), ", which does not have it"),
-                        kHint);
+                        kShardsHint);
     }
     if (index.at(*found).file != 1 + entry.shard) {
       return ModelError(name,
                         absl::StrCat("weight_map puts tensor ", Quoted(shards->Name(entry)),
                                      " into ", Quoted(shard), ", but it is in ",
                                      Quoted(index.files()[index.at(*found).file])),
-                        kHint);
+                        kShardsHint);
     }
     mapped[*found] = true;
   }
   size_t unmapped = 0;
   for (size_t i = 0; i < index.size(); ++i) {
     if (mapped[i] || ++unmapped > kShownWarnings) continue;
-    index.AddWarning(absl::StrCat(index.files()[index.at(i).file], ": tensor ",
-                                  AsAbsl(index.at(i).name), " is not in the weight_map"));
+    index.AddWarning(absl::StrCat(Printable(index.files()[index.at(i).file]), ": tensor ",
+                                  Quoted(index.at(i).name), " is not in the weight_map"));
   }
   if (unmapped > kShownWarnings) {
-    index.AddWarning(absl::StrCat(name, ": ", unmapped - kShownWarnings,
+    index.AddWarning(absl::StrCat(Printable(name), ": ", unmapped - kShownWarnings,
                                   " more tensors are not in the weight_map"));
   }
   CheckTotalSize(name, *shards, index);

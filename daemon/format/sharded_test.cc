@@ -102,7 +102,7 @@ TEST(ShardedTest, TensorsOutsideTheMapAreWarnings) {
   MemoryFiles files = Files(Map({{"a", kShard1}, {"c", kShard2}, {"d", kShard2}}));
   auto index = ReadModel(kIndex, files);
   ASSERT_TRUE(index.ok()) << index.status();
-  EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("tensor b is not in the weight_map")));
+  EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("tensor 'b' is not in the weight_map")));
 }
 
 TEST(ShardedTest, WarningsAreBounded) {

@@ -17,17 +17,13 @@ bool IsTail(std::string_view text, size_t i) {
 
 }  // namespace
 
-absl::Status ModelError(std::string_view file, std::string_view why, std::string_view hint,
-                        absl::StatusCode code) {
-  return absl::Status(code, absl::StrCat(AsAbsl(file), ": ", AsAbsl(why), hint.empty() ? "" : " (",
-                                         AsAbsl(hint), hint.empty() ? "" : ")"));
-}
+namespace {
 
-std::string Quoted(std::string_view name) {
-  constexpr size_t kShown = 120;
-  std::string out = "'";
+// What cannot be shown becomes \xNN; what is long is cut.
+std::string Shown(std::string_view name, size_t most_bytes, size_t* used) {
+  std::string out;
   size_t i = 0;
-  while (i < name.size() && i < kShown) {
+  while (i < name.size() && i < most_bytes) {
     const size_t bytes = Utf8CharBytes(name.substr(i));
     const uint8_t byte = ByteAt(name, i);
     if (bytes == 0 || byte < 0x20 || byte == 0x7f) {
@@ -38,8 +34,30 @@ std::string Quoted(std::string_view name) {
       i += bytes;
     }
   }
-  out += '\'';
-  if (i < name.size()) absl::StrAppend(&out, "... (", name.size(), " bytes)");
+  *used = i;
+  return out;
+}
+
+}  // namespace
+
+absl::Status ModelError(std::string_view file, std::string_view why, std::string_view hint,
+                        absl::StatusCode code) {
+  return absl::Status(
+      code, absl::StrCat(Printable(file), ": ", AsAbsl(why), hint.empty() ? "" : " (", AsAbsl(hint),
+                         hint.empty() ? "" : ")"));
+}
+
+std::string Printable(std::string_view path) {
+  constexpr size_t kMostShown = 1024;  // The longest path of a version.
+  size_t used = 0;
+  return Shown(path, kMostShown, &used);
+}
+
+std::string Quoted(std::string_view name) {
+  constexpr size_t kMostShown = 120;
+  size_t used = 0;
+  std::string out = absl::StrCat("'", Shown(name, kMostShown, &used), "'");
+  if (used < name.size()) absl::StrAppend(&out, "... (", name.size(), " bytes)");
   return out;
 }
 

@@ -14,10 +14,13 @@ namespace modelhost {
 inline absl::string_view AsAbsl(std::string_view text) { return {text.data(), text.size()}; }
 inline std::string_view AsStd(absl::string_view text) { return {text.data(), text.size()}; }
 
-// "FILE: WHY (HINT)": the one form of every error of the readers. The file comes first.
+// "FILE: WHY (HINT)": the one form of every error of the readers. The file comes first, with what
+// cannot be shown escaped; names in `why` are the caller's to quote.
 absl::Status ModelError(std::string_view file, std::string_view why, std::string_view hint,
                         absl::StatusCode code = absl::StatusCode::kInvalidArgument);
 
+// A file's path for a message: on one line, with what cannot be shown escaped.
+std::string Printable(std::string_view path);
 // 'name' for a message: printable, on one line, cut when it is long.
 std::string Quoted(std::string_view name);
 

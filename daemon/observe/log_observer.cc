@@ -1,5 +1,7 @@
 #include "daemon/observe/log_observer.h"
 
+#include <utility>
+
 #include "absl/strings/str_cat.h"
 
 namespace modelhost {
@@ -171,11 +173,23 @@ void LogObserver::OnIntegrityCheck(const std::string& model, const std::string& 
 }
 
 void LogObserver::OnRefused(const Peer& peer, const std::string& what) {
-  logger_.Write(LogLevel::kWarning, LogLine("refused")
-                                        .Add("what", what)
-                                        .Add("pid", peer.pid)
-                                        .Add("uid", peer.uid)
-                                        .Add("comm", peer.comm));
+  constexpr size_t kMostKinds = 64;
+  std::string kind = what.substr(0, what.find_first_of(" :"));
+  if (!refusals_.contains(kind) && refusals_.size() >= kMostKinds) kind = "other";
+  Refusals& refusals = refusals_[kind];
+  if (clock_.Monotonic() - refusals.since >= absl::Seconds(1)) {
+    refusals.since = clock_.Monotonic();
+    refusals.said = 0;
+  }
+  if (refusals.said >= kRefusalsPerSecond) {
+    ++refusals.suppressed;
+    return;
+  }
+  ++refusals.said;
+  LogLine line("refused");
+  line.Add("what", what).Add("pid", peer.pid).Add("uid", peer.uid).Add("comm", peer.comm);
+  if (refusals.suppressed > 0) line.Add("suppressed", std::exchange(refusals.suppressed, 0));
+  logger_.Write(LogLevel::kWarning, line);
 }
 
 void LogObserver::OnReady(bool ready) {

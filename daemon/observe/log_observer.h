@@ -4,22 +4,25 @@
 //   version
 //            (phase and health changes), scan
 //   debug    lease, session, attach
-//   warning  refused, failed loads, operations and integrity checks, a version that is not OK
-//   error    invalid_transition
+//   warning  refused (a few lines a second of each kind, then a count), failed loads, operations
+//   and integrity checks, a version that is not OK error    invalid_transition
 #pragma once
 
 #include <map>
 #include <string>
 
 #include "daemon/observe/logger.h"
+#include "daemon/platform/clock.h"
 #include "daemon/registry/events.h"
 
 namespace modelhost {
 
 class LogObserver final : public Observer {
  public:
-  // `logger` outlives this.
-  explicit LogObserver(Logger& logger) : logger_(logger) {}
+  static constexpr int kRefusalsPerSecond = 5;  // Of one kind: anybody can cause them.
+
+  // Both outlive this.
+  LogObserver(Logger& logger, Clock& clock) : logger_(logger), clock_(clock) {}
 
   void OnVersion(const VersionSnapshot& version) override;
   void OnVersionGone(const VersionKey& key) override;
@@ -50,10 +53,18 @@ class LogObserver final : public Observer {
     friend bool operator==(const Seen&, const Seen&) = default;
   };
 
+  struct Refusals {
+    absl::Duration since = -absl::InfiniteDuration();  // The second that is counted.
+    int said = 0;
+    uint64_t suppressed = 0;
+  };
+
   Logger& logger_;
+  Clock& clock_;
   // What was last said, so that a change is said once.
   std::map<VersionKey, Seen> versions_;
   std::map<OperationId, OperationState> operations_;  // Unfinished ones.
+  std::map<std::string, Refusals> refusals_;          // By kind: the first word of what.
   uint64_t scan_invalid_ = 0;
 };
 

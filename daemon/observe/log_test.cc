@@ -1,12 +1,16 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <string>
 
 #include "absl/strings/str_split.h"
+#include "absl/time/clock.h"
 #include "daemon/observe/log_line.h"
 #include "daemon/observe/log_observer.h"
 #include "daemon/observe/logger.h"
+#include "tests/fakes/manual_clock.h"
 
 namespace modelhost {
 namespace {
@@ -112,7 +116,8 @@ OperationSnapshot Swap(OperationState state) {
 
 TEST(LogObserverTest, AnOperationIsOneLineAtTheStartAndOneAtTheEnd) {
   const auto lines = Logged(LogLevel::kInfo, [](Logger& logger) {
-    LogObserver observer(logger);
+    ManualClock clock;
+    LogObserver observer(logger, clock);
     OperationSnapshot operation = Swap(OperationState::kRunning);
     observer.OnOperation(operation);
     operation.bytes_done = 10;
@@ -130,7 +135,8 @@ TEST(LogObserverTest, AnOperationIsOneLineAtTheStartAndOneAtTheEnd) {
 
 TEST(LogObserverTest, AVersionIsNewsOnlyWhenItChanges) {
   const auto lines = Logged(LogLevel::kInfo, [](Logger& logger) {
-    LogObserver observer(logger);
+    ManualClock clock;
+    LogObserver observer(logger, clock);
     VersionSnapshot version;
     version.key = {"planner", 8};
     version.phase = Phase::kReady;
@@ -149,12 +155,49 @@ TEST(LogObserverTest, AVersionIsNewsOnlyWhenItChanges) {
 
 TEST(LogObserverTest, LeasesAndSessionsAreForDebugging) {
   const auto act = [](Logger& logger) {
-    LogObserver observer(logger);
+    ManualClock clock;
+    LogObserver observer(logger, clock);
     observer.OnLease(Lease{}, LeaseChange::kGranted);
     observer.OnSession(Session{}, true, "");
   };
   EXPECT_THAT(Logged(LogLevel::kInfo, act), IsEmpty());
   EXPECT_THAT(Logged(LogLevel::kDebug, act), SizeIs(2));
+}
+
+TEST(LogObserverTest, RefusalsOfOneKindAreAFewLinesASecondAndACount) {
+  const auto lines = Logged(LogLevel::kInfo, [](Logger& logger) {
+    ManualClock clock;
+    LogObserver observer(logger, clock);
+    for (int i = 0; i < 1000; ++i) observer.OnRefused(Peer{}, "connect: too many");
+    observer.OnRefused(Peer{}, "Load");  // Another kind has lines of its own.
+    clock.Advance(absl::Seconds(1));
+    observer.OnRefused(Peer{}, "connect: too many");
+  });
+  ASSERT_THAT(lines, SizeIs(LogObserver::kRefusalsPerSecond + 2));
+  EXPECT_THAT(lines[0], Not(HasSubstr("suppressed")));
+  EXPECT_THAT(lines[LogObserver::kRefusalsPerSecond], HasSubstr("what=Load"));
+  EXPECT_THAT(lines.back(), HasSubstr("suppressed=995"));
+}
+
+TEST(LoggerTest, AStderrThatNobodyReadsDoesNotHoldUpTheEnd) {
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const int before = ::dup(STDERR_FILENO);
+  ::dup2(ends[1], STDERR_FILENO);
+  const absl::Time begin = absl::Now();
+  {
+    Logger logger(LogLevel::kInfo);
+    for (int i = 0; i < 2000; ++i) {  // More than a pipe holds.
+      logger.Write(LogLevel::kInfo, LogLine("line").Add("text", std::string(100, 'x')));
+    }
+  }
+  const absl::Duration took = absl::Now() - begin;
+  ::dup2(before, STDERR_FILENO);
+  ::close(before);
+  EXPECT_GE(took, Logger::kLastWords);  // It did wait.
+  EXPECT_LT(took, 5 * Logger::kLastWords);
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 }  // namespace

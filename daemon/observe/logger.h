@@ -2,13 +2,15 @@
 //
 // Write never blocks: a reader of stderr that has stopped (a full pipe, a stuck journal) costs the
 // oldest queued lines, never the control thread; how many were lost is said in a line of its own.
-// What is queued is written before the destructor returns. Thread-safe.
+// What is queued is written before the destructor returns, unless stderr takes nothing for
+// kLastWords. Thread-safe.
 #pragma once
 
 #include <memory>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "daemon/observe/log_line.h"
 
 namespace modelhost {
@@ -20,6 +22,8 @@ absl::StatusOr<LogLevel> ParseLogLevel(absl::string_view name);
 
 class Logger {
  public:
+  static constexpr absl::Duration kLastWords = absl::Seconds(2);
+
   explicit Logger(LogLevel level);
   ~Logger();
 

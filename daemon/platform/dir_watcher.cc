@@ -48,12 +48,15 @@ DirWatcher::~DirWatcher() {
 absl::Status DirWatcher::SetPaths(const std::vector<std::string>& paths) {
   absl::Status status;
   std::map<std::string, int> now;
+  bool added = false;
   for (const std::string& path : paths) {
     // Adding a path again gives the number that its directory has already, or a new one when
     // another directory took the path.
     const int number = ::inotify_add_watch(inotify_.get(), path.c_str(), kMask);
     if (number >= 0) {
       now[path] = number;
+      const auto before = watched_.find(path);
+      added = added || before == watched_.end() || before->second != number;
     } else if (errno == ENOSPC || errno == ENOMEM) {
       status.Update(ErrnoStatus(
           errno, absl::StrCat("watch ", path, " (see sysctl fs.inotify.max_user_watches)")));
@@ -67,6 +70,9 @@ absl::Status DirWatcher::SetPaths(const std::vector<std::string>& paths) {
     if (!kept) (void)::inotify_rm_watch(inotify_.get(), number);  // EINVAL: it went by itself.
   }
   watched_ = std::move(now);
+  // What came into a directory after the caller had read it, and before it was watched, made no
+  // event. Once: the next call finds nothing new to watch.
+  if (added) Settle();
   return status;
 }
 

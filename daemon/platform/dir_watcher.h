@@ -35,7 +35,8 @@ class DirWatcher {
   ~DirWatcher();
   DirWatcher(const DirWatcher&) = delete;
 
-  // Replaces what is watched. A path that is not there, or is no directory, is skipped: its parent
+  // Replaces what is watched. A path that was not counts as a change: something may have come into
+  // it before it was watched. One that is not there, or is no directory, is skipped: its parent
   // is watched as a rule, and tells when it comes. RESOURCE_EXHAUSTED: the limit of watches; those
   // that were had stay.
   absl::Status SetPaths(const std::vector<std::string>& paths);

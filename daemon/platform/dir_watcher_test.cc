@@ -79,10 +79,20 @@ TEST_F(DirWatcherTest, PathsThatAreNotThereAreSkippedAndOldOnesForgotten) {
   ASSERT_TRUE(watcher_->SetPaths({path_ + "/b"}).ok());
   Make("a/x");  // No longer watched.
   loop_->PostDelayed(absl::Milliseconds(100), [this] {
-    EXPECT_EQ(changes_, 0);
+    EXPECT_EQ(changes_, 1);  // That "b" is watched now, and not "a/x".
     on_change_ = [this] { loop_->Quit(); };
     Make("b/x");
   });
+  loop_->Run();
+  EXPECT_EQ(changes_, 2);
+}
+
+TEST_F(DirWatcherTest, WhatCameBeforeTheWatchIsToldOnce) {
+  Make("early");
+  ASSERT_TRUE(watcher_->SetPaths({path_}).ok());
+  // As the owner does: look again, and say what is to be watched.
+  on_change_ = [this] { ASSERT_TRUE(watcher_->SetPaths({path_}).ok()); };
+  loop_->PostDelayed(absl::Milliseconds(150), [this] { loop_->Quit(); });
   loop_->Run();
   EXPECT_EQ(changes_, 1);
 }

@@ -122,6 +122,8 @@ void RefuseInput(const UniqueFd& socket) {
   (void)::shutdown(socket.get(), SHUT_RD);
 }
 
+void HangUp(const UniqueFd& socket) { (void)::shutdown(socket.get(), SHUT_RDWR); }
+
 AccessPolicy AccessPolicy::Make(const std::vector<std::string>& read_groups,
                                 const std::vector<std::string>& admin_groups, uint32_t own_uid,
                                 std::vector<std::string>* unknown) {

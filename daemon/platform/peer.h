@@ -34,6 +34,9 @@ uint64_t UnreadByPeer(const UniqueFd& socket);
 // and receive what is left before closing.
 void RefuseInput(const UniqueFd& socket);
 
+// The peer reads what was sent before and then the end, whenever the socket itself is closed.
+void HangUp(const UniqueFd& socket);
+
 // Who may read and who may command. Group names are resolved once, here; unknown names are kept out
 // and reported. Immutable, so any thread.
 class AccessPolicy {

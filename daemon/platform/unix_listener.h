@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -34,6 +35,9 @@ class UnixListener {
   // of descriptors, try again later. Accepted sockets are non-blocking and close-on-exec.
   absl::StatusOr<UniqueFd> Accept();
   const UniqueFd& fd() const { return fd_; }
+  // Ends listening. The descriptor is the caller's to close, which closes the connections that wait
+  // and what was sent on them; this object still has the socket file to remove.
+  [[nodiscard]] UniqueFd TakeFd() { return std::move(fd_); }
 
  private:
   UnixListener(UniqueFd fd, std::string path) : fd_(std::move(fd)), path_(std::move(path)) {}

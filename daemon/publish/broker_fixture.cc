@@ -161,13 +161,15 @@ void BrokerFixture::StartDaemon(BrokerOptions options) {
   ManagerOptions manager_options;
   manager_options.memlock = MemlockPolicy::kOff;
   manager_options.own_uid = ::getuid();
+  manager_options.model_policies = model_policies_;
   manager_ = std::make_unique<ModelManager>(
-      ModelManager::Deps{os_, clock_, *loop_, *pool_, *store_, *publisher_, *loader_, *verified_,
-                         host_, memlock_, *catalogue_, state_dir_, access_},
+      ModelManager::Deps{os_, clock_, *loop_, *pool_, *pool_, *store_, *publisher_, *loader_,
+                         *verified_, host_, memlock_, *catalogue_, state_dir_, access_},
       manager_options, labels_);
   broker_ = std::make_unique<HandleBroker>(
-      HandleBroker::Deps{*loop_, *pool_, *manager_, *catalogue_, access_, clock_}, options);
+      HandleBroker::Deps{*loop_, *pool_, *pool_, closer_, *manager_, *catalogue_, clock_}, options);
   manager_->AddObserver(broker_.get());
+  if (observer_ != nullptr) manager_->AddObserver(observer_);
   broker_->Start(Must(UnixListener::Bind(socket_path_, SocketType::kSeqpacket, 0666)));
   manager_->Start();
   thread_ = std::thread([this] { loop_->Run(); });

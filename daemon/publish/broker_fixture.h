@@ -14,6 +14,7 @@
 
 #include "daemon/platform/clock.h"
 #include "daemon/platform/event_loop.h"
+#include "daemon/platform/fd_closer.h"
 #include "daemon/platform/linux_os.h"
 #include "daemon/platform/thread_pool.h"
 #include "daemon/publish/catalogue_writer.h"
@@ -124,9 +125,12 @@ class BrokerFixture : public ::testing::Test {
   std::string dir_;
   std::string socket_path_;
   LabelFile labels_;
+  std::map<std::string, ModelPolicy> model_policies_;  // Before StartDaemon.
+  Observer* observer_ = nullptr;                       // Likewise; outlives the fixture's daemon.
   std::unique_ptr<HandleBroker> broker_;
   std::unique_ptr<ModelManager> manager_;
   std::unique_ptr<CatalogueWriter> catalogue_;
+  FdCloser closer_;
 
  private:
   LinuxOs os_;

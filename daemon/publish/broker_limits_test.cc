@@ -1,7 +1,10 @@
 // What hostile, broken and greedy clients get, and that others do not notice.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <grp.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
@@ -115,6 +118,141 @@ TEST_F(BrokerLimitsTest, DescriptorsThatNobodyAskedForAreClosed) {
   EXPECT_TRUE(Eventually([&] { return OpenFds() <= before; }));
 }
 
+// A descriptor whose close waits until `peer` is closed, for an hour at most.
+struct Hanging {
+  UniqueFd fd;
+  UniqueFd peer;
+};
+
+Hanging MakeHanging() {
+  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* generic = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(::bind(listener.get(), generic, length), 0);
+  EXPECT_EQ(::listen(listener.get(), 1), 0);
+  EXPECT_EQ(::getsockname(listener.get(), generic, &length), 0);
+  Hanging made;
+  made.fd = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(made.fd.get(), generic, length), 0);
+  made.peer = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  const std::vector<char> bytes(size_t{1} << 20);
+  while (::send(made.fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
+  }
+  const linger wait{1, 3600};
+  EXPECT_EQ(::setsockopt(made.fd.get(), SOL_SOCKET, SO_LINGER, &wait, sizeof(wait)), 0);
+  return made;
+}
+
+// The control thread serves others, of whatever uid, while a descriptor that somebody sent hangs in
+// its close. The daemon has the last one each time: the sender has closed its own.
+TEST_F(BrokerLimitsTest, ADescriptorThatIsSlowToCloseHoldsUpNobody) {
+  BrokerOptions options;
+  options.max_connections_per_uid = 3;
+  StartWithPlanner(options);
+  TestClient good = ConnectAndAcquire();
+  uint32_t request = 1;
+  const auto served = [&] {
+    good.Send(AcquireBytes({LabelRef("planner")}, ++request));
+    return good.Receive()->type() == abi::FrameType::kGranted;
+  };
+  std::vector<UniqueFd> peers;
+  const auto hanging = [&] {
+    Hanging made = MakeHanging();
+    peers.push_back(std::move(made.peer));
+    return std::move(made.fd);
+  };
+  // Closes its own before the daemon can: the last one to close is the one that waits.
+  const auto send = [&](TestClient& client, const Bytes& frame) {
+    UniqueFd fd = hanging();
+    OnLoop([&] {
+      client.Send(frame, {&fd});
+      fd.Reset();
+    });
+  };
+  const abi::Release release{};
+  {  // With a frame that may carry none.
+    TestClient client = Connect();
+    send(client, MakeFrame(abi::FrameType::kRelease, release, {}, 1, 1));
+    EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("INVALID_ARGUMENT"));
+    EXPECT_FALSE(client.Receive().has_value());
+    EXPECT_TRUE(served());
+  }
+  {  // With a frame that lies about it.
+    TestClient client = Connect();
+    send(client, MakeFrame(abi::FrameType::kRelease, release, {}, 1, 0));
+    EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("INVALID_ARGUMENT"));
+    EXPECT_TRUE(served());
+  }
+  {  // With an upload that nobody asked for.
+    TestClient client = Connect();
+    send(client, MakeFrame(abi::FrameType::kUpload, abi::Upload{}, {}, 3, 1));
+    EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("PERMISSION_DENIED"));
+    EXPECT_TRUE(served());
+  }
+  ASSERT_TRUE(Eventually([&] { return broker_->connections() == 1; }));
+  {  // Unread in the socket of a session that ends: nobody reads behind a frame that is refused.
+    TestClient client = Connect();
+    UniqueFd fd = hanging();
+    OnLoop([&] {
+      client.Send(Bytes(7));
+      client.Send(MakeFrame(abi::FrameType::kRelease, release, {}, 1, 1), {&fd});
+      fd.Reset();
+    });
+    EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("INVALID_ARGUMENT"));
+    EXPECT_TRUE(served());
+  }
+  ASSERT_TRUE(Eventually([&] { return broker_->connections() == 1; }));
+  {  // From one that gets no connection at all.
+    const TestClient second = Connect();
+    const TestClient third = Connect();
+    TestClient client = [&] {
+      std::optional<TestClient> made;
+      UniqueFd fd = hanging();
+      OnLoop([&] {
+        made.emplace(ConnectSilently());
+        made->Send(MakeFrame(abi::FrameType::kRelease, release, {}, 1, 1), {&fd});
+        fd.Reset();
+      });
+      return *std::move(made);
+    }();
+    EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("RESOURCE_EXHAUSTED"));
+    EXPECT_FALSE(client.Receive().has_value());
+    EXPECT_TRUE(served());
+  }
+  // They really hang, until their peers are gone.
+  EXPECT_GE(closer_.waiting(::getuid()), peers.size());
+  peers.clear();
+  EXPECT_TRUE(Eventually([&] { return closer_.waiting() == 0; }));
+}
+
+TEST_F(BrokerLimitsTest, WhoseDescriptorsCannotBeClosedGetsNoMoreConnections) {
+  BrokerOptions options;
+  options.max_unclosed_per_uid = 8;
+  StartWithPlanner(options);
+  Hanging hanging = MakeHanging();
+  closer_.Close(::getuid(), std::move(hanging.fd));
+  TestClient client = Connect();
+  const UniqueFd file = SomeFile();
+  abi::Upload upload{};
+  std::string text;
+  for (uint32_t i = 1; i < 20 && !text.starts_with("RESOURCE_EXHAUSTED"); ++i) {
+    client.Send(MakeFrame(abi::FrameType::kUpload, upload, {}, i, 1), {&file});
+    const auto answer = client.Receive();
+    ASSERT_TRUE(answer.has_value());
+    text = answer->ErrorText();
+  }
+  EXPECT_THAT(text, HasSubstr("cannot be closed"));
+  EXPECT_FALSE(client.Receive().has_value());
+  TestClient refused = ConnectSilently();
+  EXPECT_THAT(refused.Receive()->ErrorText(), HasSubstr("cannot be closed"));
+  hanging.peer.Reset();
+  EXPECT_TRUE(Eventually([&] { return closer_.waiting() == 0; }));
+  Connect();
+}
+
 TEST_F(BrokerLimitsTest, AnUploadWithoutATicketIsRefusedAndItsDescriptorsClosed) {
   StartWithPlanner();
   TestClient client = ConnectAndAcquire();
@@ -173,6 +311,46 @@ TEST_F(BrokerLimitsTest, WhoMayNotReadIsToldSo) {
   EXPECT_EQ(Stats().accepted, 0U);
 }
 
+// What a client of another uid is told about `model`: 0 for a grant, else the code of the error.
+int AskAsStranger(const std::string& socket_path, const std::string& model) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    if (::setgroups(0, nullptr) != 0 || ::setgid(65534) != 0 || ::setuid(65534) != 0) ::_exit(101);
+    const auto socket = ConnectSeqpacket(socket_path);
+    if (!socket.ok()) ::_exit(102);
+    (void)SendFrame(*socket, HelloBytes(), {}, {});
+    (void)SendFrame(*socket, AcquireBytes({LabelRef(model)}, 2, 0), {}, {});
+    Bytes buffer(abi::kMaxFrameBytes);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    for (const auto wanted : {abi::FrameType::kHelloReply, abi::FrameType::kGranted}) {
+      const auto frame = ReceiveFrame(*socket, buffer, ReceiveWait::kUntilDeadline, deadline);
+      if (!frame.ok()) ::_exit(103);
+      if (frame->header.type == static_cast<uint16_t>(wanted)) continue;
+      abi::Error error{};
+      std::memcpy(&error, buffer.data(), sizeof(error));
+      ::_exit(wanted == abi::FrameType::kHelloReply ? 104 : static_cast<int>(error.code));
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return WEXITSTATUS(status);
+}
+
+TEST_F(BrokerLimitsTest, WhoMayReadOneModelAloneMayConnectAndReadsThatOne) {
+  if (::getuid() != 0) GTEST_SKIP() << "needs a second uid";
+  model_policies_["planner"].read_groups = {"65534"};
+  AddVersion("detector", 1, {{"model.safetensors", Safetensors("w", "one")}});
+  SetLabel("detector", "stable", 1, 1);
+  StartWithPlanner();
+  std::filesystem::permissions(dir_, std::filesystem::perms(0711));
+  TestClient own = Connect();
+  own.Send(AcquireBytes({LabelRef("planner"), LabelRef("detector")}));
+  EXPECT_EQ(own.Receive()->type(), abi::FrameType::kGranted);
+  EXPECT_EQ(AskAsStranger(socket_path_, "planner"), 0);
+  EXPECT_EQ(AskAsStranger(socket_path_, "detector"), static_cast<int>(Code::kPermissionDenied));
+}
+
 TEST_F(BrokerLimitsTest, WhoSaysNothingIsClosedInTime) {
   BrokerOptions options;
   options.hello_timeout = absl::Milliseconds(200);
@@ -203,6 +381,47 @@ TEST_F(BrokerLimitsTest, ConnectionsOfOneUserAreLimited) {
   first.Close();
   ASSERT_TRUE(Eventually([&] { return broker_->connections() == 1; }));
   Connect();
+}
+
+TEST_F(BrokerLimitsTest, TheLastPlacesAreForUsersWithFewConnections) {
+  BrokerOptions options;
+  options.max_connections = 4;
+  options.reserved_connections = 2;
+  options.few_connections = 2;
+  StartWithPlanner(options);
+  std::vector<TestClient> connected;
+  for (int i = 0; i < 2; ++i) connected.push_back(Connect());
+  TestClient third = ConnectSilently();  // Two places are left, and not for this user.
+  EXPECT_THAT(third.Receive()->ErrorText(), StartsWith("RESOURCE_EXHAUSTED"));
+  EXPECT_EQ(Stats().refused_full, 1U);
+}
+
+TEST_F(BrokerLimitsTest, AUserWithFewConnectionsGetsOneOfTheLastPlaces) {
+  BrokerOptions options;
+  options.max_connections = 4;
+  options.reserved_connections = 2;
+  options.few_connections = 4;
+  StartWithPlanner(options);
+  std::vector<TestClient> connected;
+  for (int i = 0; i < 4; ++i) connected.push_back(Connect());
+  TestClient fifth = ConnectSilently();
+  EXPECT_THAT(fifth.Receive()->ErrorText(), StartsWith("RESOURCE_EXHAUSTED"));
+}
+
+TEST_F(BrokerLimitsTest, DescriptorsInFlightOfAllUsersAreLimited) {
+  BrokerOptions options;
+  options.max_in_flight_fds = 64;  // One user may have 64 of them: less would fit no frame.
+  options.send_timeout = absl::Milliseconds(300);
+  StartWithPlanner(options);
+  ConnectAndAcquire().Close();
+  ASSERT_TRUE(Eventually([&] { return broker_->connections() == 0; }));
+  TestClient hog = Connect();
+  for (uint32_t i = 0; i < 32; ++i) hog.Send(AcquireBytes({LabelRef("planner")}, i + 1));
+  ASSERT_TRUE(Eventually([&] { return manager_->Leases().size() == 32; }));
+  TestClient other = ConnectSilently();
+  other.Send(HelloBytes());
+  EXPECT_EQ(other.Receive()->type(), abi::FrameType::kHelloReply);
+  EXPECT_GE(Stats().slow, 1U);
 }
 
 TEST_F(BrokerLimitsTest, OutOfDescriptorsDelaysAcceptingAndNoMore) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <iterator>
 #include <limits>
 #include <utility>
 #include <variant>
@@ -17,8 +18,10 @@ namespace {
 
 // Requests of one client that are read before others get their turn.
 constexpr int kRequestsPerTurn = 32;
-// Frames read and thrown away before a connection is ended, so that its last reply arrives.
+// Frames read and thrown away before a connection is ended, so that its last reply arrives; not if
+// many descriptors come with them.
 constexpr int kDrainFrames = 256;
+constexpr size_t kDrainFds = 256;
 // How soon to look again when descriptors may not be sent yet: nothing tells when they may.
 constexpr absl::Duration kRetryDelay = absl::Milliseconds(10);
 
@@ -36,15 +39,20 @@ absl::Duration DeadlineOf(const AcquireRequest& acquire) {
 
 }  // namespace
 
-void RefuseConnection(const UniqueFd& socket, std::span<std::byte> buffer, uint32_t request_id,
-                      const absl::Status& why) {
+void RefuseConnection(UniqueFd socket, uint32_t uid, FdCloser& closer, std::span<std::byte> buffer,
+                      uint32_t request_id, const absl::Status& why) {
   // A client that does not read does not get it.
   (void)SendFrame(socket, ErrorFrame(request_id, why).bytes, {}, {});
   RefuseInput(socket);
-  for (int i = 0; i < kDrainFrames; ++i) {
-    const auto frame = ReceiveFrame(socket, buffer, ReceiveWait::kNo, {});
+  std::vector<UniqueFd> unwanted;
+  for (int i = 0; i < kDrainFrames && unwanted.size() < kDrainFds; ++i) {
+    auto frame = ReceiveFrame(socket, buffer, ReceiveWait::kNo, {}, &unwanted);
     if (!frame.ok() && frame.error().code != Code::kInvalidArgument) break;
+    if (frame.ok()) std::ranges::move(frame->fds, std::back_inserter(unwanted));
   }
+  HangUp(socket);
+  unwanted.push_back(std::move(socket));
+  closer.Close(uid, std::move(unwanted));
 }
 
 void BrokerSession::Start() {
@@ -65,6 +73,11 @@ void BrokerSession::Start() {
   ReadRequests();  // A client does not wait between connect and Hello.
 }
 
+void BrokerSession::Announce() {
+  if (std::exchange(announced_, true)) return;
+  deps_.manager.AnnounceSession(id_, CommOf(peer_.pid));
+}
+
 void BrokerSession::Close(const std::string& why) {
   if (closed()) return;
   state_ = State::kClosed;
@@ -78,7 +91,10 @@ void BrokerSession::Close(const std::string& why) {
     deps_.pool.Post([unsent = std::move(queue_)]() mutable { unsent.clear(); });
     queue_.clear();
   }
-  socket_.Reset();
+  if (socket_.valid()) {
+    HangUp(socket_);
+    deps_.closer.Close(peer_.uid, std::move(socket_));
+  }
   deps_.owner.InFlightChanged(peer_.uid, -static_cast<int64_t>(in_flight_.fds()));
   in_flight_ = {};
   leases_.clear();
@@ -97,14 +113,16 @@ void BrokerSession::OnReady(uint32_t events) {
 
 void BrokerSession::ReadRequests() {
   for (int i = 0; i < kRequestsPerTurn; ++i) {
-    if (closed() || !queue_.empty() || !ReadOne()) break;
+    if (closed() || !MayRead() || !ReadOne()) break;
   }
   if (!closed()) UpdateWatch();
 }
 
 bool BrokerSession::ReadOne() {
-  auto frame = ReceiveFrame(socket_, deps_.buffer, ReceiveWait::kNo, {});
+  std::vector<UniqueFd> unwanted;
+  auto frame = ReceiveFrame(socket_, deps_.buffer, ReceiveWait::kNo, {}, &unwanted);
   if (!frame.ok()) {
+    deps_.closer.Close(peer_.uid, std::move(unwanted));
     switch (frame.error().code) {
       case Code::kDeadlineExceeded:
         return false;
@@ -114,10 +132,10 @@ bool BrokerSession::ReadOne() {
         return false;
       case Code::kResourceExhausted:
         // Descriptors of an upload were lost; the client cannot know which.
-        RefuseConnection(socket_, deps_.buffer, 0,
-                         absl::ResourceExhaustedError("upload: the daemon is out of descriptors "
-                                                      "(raise LimitNOFILE of modelhostd)"));
-        Close("error");
+        Refuse(0,
+               absl::ResourceExhaustedError("upload: the daemon is out of descriptors "
+                                            "(raise LimitNOFILE of modelhostd)"),
+               "error");
         return false;
       default:
         Close("closed");
@@ -126,15 +144,24 @@ bool BrokerSession::ReadOne() {
   }
   const std::span<const std::byte> bytes = deps_.buffer.first(frame->bytes);
   auto request = ParseRequest(bytes, frame->fds.size());
-  if (!request.ok()) {
+  if (request.ok()) {
+    Handle(*std::move(request), frame->fds);
+  } else {
     Violation(RequestIdOf(bytes), request.status());
-    return false;
   }
-  Handle(*std::move(request), std::move(frame->fds));
+  if (!frame->fds.empty()) {
+    deps_.closer.Close(peer_.uid, std::move(frame->fds));
+    if (!closed() && deps_.closer.waiting(peer_.uid) > deps_.options.max_unclosed_per_uid) {
+      Refuse(0,
+             absl::ResourceExhaustedError(
+                 "too many of the descriptors that came from this user cannot be closed"),
+             "error");
+    }
+  }
   return !closed();
 }
 
-void BrokerSession::Handle(Request request, std::vector<UniqueFd> fds) {
+void BrokerSession::Handle(Request request, std::vector<UniqueFd>& fds) {
   const uint32_t id = request.request_id;
   const bool is_hello = std::holds_alternative<HelloRequest>(request.body);
   if (is_hello != (state_ == State::kNew)) {
@@ -152,7 +179,7 @@ void BrokerSession::Handle(Request request, std::vector<UniqueFd> fds) {
                    Reply(AckFrame(id));
                    subscribed_ = true;
                  },
-                 [&](const UploadRequest& upload) { OnUpload(id, upload, std::move(fds)); },
+                 [&](const UploadRequest& upload) { OnUpload(id, upload, fds); },
              },
              request.body);
 }
@@ -167,6 +194,8 @@ void BrokerSession::OnHello(uint32_t request_id, const HelloRequest& hello) {
   state_ = State::kOpen;
   Reply(HelloFrame(request_id, *abi, deps_.catalogue.epoch(), deps_.catalogue.fd(),
                    deps_.catalogue.page_bytes()));
+  // The name of a client is not worth its waiting for; before its leases, though.
+  Announce();
 }
 
 void BrokerSession::OnAcquire(uint32_t request_id, AcquireRequest acquire) {
@@ -188,7 +217,8 @@ void BrokerSession::OnAcquire(uint32_t request_id, AcquireRequest acquire) {
        pending = std::move(pending)](absl::StatusOr<std::vector<Grant>> grants) {
         owner->Enter(id, SessionOwner::From::kManager,
                      [&](BrokerSession& session) { session.FinishAcquire(pending, grants); });
-      });
+      },
+      acquire.redeclare ? ModelManager::WaitFor::kKnownVersions : ModelManager::WaitFor::kAnything);
 }
 
 void BrokerSession::FinishAcquire(const PendingAcquire& pending,
@@ -219,21 +249,41 @@ void BrokerSession::FinishAcquire(const PendingAcquire& pending,
   }
 }
 
-absl::StatusOr<OutFrame> BrokerSession::Fetched(uint32_t request_id, const FetchRequest& fetch) {
+absl::StatusOr<std::shared_ptr<const ResidentVersion>> BrokerSession::ToFetch(
+    const FetchRequest& fetch) {
   auto version = deps_.manager.Leased(id_, fetch.lease_id);
   if (!version.ok()) return version.status();
   if (fetch.region >= (*version)->regions.size()) {
     return absl::InvalidArgumentError(absl::StrCat(
         "fetch: region ", fetch.region, " of a version that has ", (*version)->regions.size()));
   }
-  auto fd = ReopenReadOnly((*version)->regions[fetch.region]->fd());
-  if (!fd.ok()) return fd.status();
-  return FetchFrame(request_id, fetch.lease_id, fetch.region, **version, *std::move(fd));
+  return version;
 }
 
 void BrokerSession::OnFetch(uint32_t request_id, const FetchRequest& fetch) {
-  auto frame = Fetched(request_id, fetch);
-  Reply(frame.ok() ? *std::move(frame) : ErrorFrame(request_id, frame.status()));
+  auto version = ToFetch(fetch);
+  if (!version.ok()) {
+    Reply(ErrorFrame(request_id, version.status()));
+    return;
+  }
+  fetching_ = true;
+  // The store may be on a file system that takes its time. The session may be gone by then; the
+  // version is not for the control thread to drop.
+  deps_.opener.Post([owner = &deps_.owner, loop = &deps_.loop, id = id_, request_id, fetch,
+                     version = *std::move(version)]() mutable {
+    auto fd = ReopenReadOnly(version->regions[fetch.region]->fd());
+    OutFrame frame =
+        fd.ok() ? FetchFrame(request_id, fetch.lease_id, fetch.region, *version, *std::move(fd))
+                : ErrorFrame(request_id, fd.status());
+    version.reset();
+    loop->Post([owner, id, frame = std::move(frame)]() mutable {
+      owner->Enter(id, SessionOwner::From::kLoop, [&](BrokerSession& session) {
+        session.fetching_ = false;
+        session.Reply(std::move(frame));
+        if (!session.closed()) session.UpdateWatch();
+      });
+    });
+  });
 }
 
 void BrokerSession::OnRelease(const ReleaseRequest& release) {
@@ -243,7 +293,7 @@ void BrokerSession::OnRelease(const ReleaseRequest& release) {
 }
 
 void BrokerSession::OnUpload(uint32_t request_id, const UploadRequest& upload,
-                             std::vector<UniqueFd> fds) {
+                             std::vector<UniqueFd>& fds) {
   const absl::Status taken =
       deps_.manager.OfferUpload(peer_, upload.ticket, upload.first, std::move(fds), upload.last);
   Reply(taken.ok() ? AckFrame(request_id) : ErrorFrame(request_id, taken));
@@ -251,8 +301,16 @@ void BrokerSession::OnUpload(uint32_t request_id, const UploadRequest& upload,
 
 void BrokerSession::Violation(uint32_t request_id, const absl::Status& why) {
   ++deps_.stats.violations;
-  RefuseConnection(socket_, deps_.buffer, request_id, why);
-  Close("violation");
+  Refuse(request_id, why, "violation");
+}
+
+void BrokerSession::Refuse(uint32_t request_id, const absl::Status& why,
+                           const std::string& reason) {
+  if (closed()) return;
+  // It is not to be watched any more once the closer has it.
+  if (watch_ != 0) deps_.loop.Unwatch(std::exchange(watch_, 0));
+  RefuseConnection(std::move(socket_), peer_.uid, deps_.closer, deps_.buffer, request_id, why);
+  Close(reason);
 }
 
 void BrokerSession::Reply(OutFrame frame) {
@@ -320,6 +378,10 @@ BrokerSession::SendResult BrokerSession::SendNow(const OutFrame& frame) {
     return SendResult::kSent;
   }
   if (sent.error().code != Code::kResourceExhausted) return SendResult::kFailed;
+  if (sent.error().sys_errno == ETOOMANYREFS) {
+    deps_.owner.OutOfInFlight();
+    if (closed()) return SendResult::kFailed;
+  }
   // The socket tells when its peer has read, but not when the kernel takes descriptors again, or
   // has memory.
   if (sent.error().sys_errno != EAGAIN) RetryLater();
@@ -382,7 +444,7 @@ void BrokerSession::UpdateWatch() {
   // Replies that wait for the quota alone are not waiting for the socket: the retry timer has them.
   const bool wait_for_room = retry_timer_ == 0 && (!queue_.empty() || look_at_page_);
   const uint32_t events =
-      (queue_.empty() ? uint32_t{EPOLLIN} : 0) | (wait_for_room ? uint32_t{EPOLLOUT} : 0);
+      (MayRead() ? uint32_t{EPOLLIN} : 0) | (wait_for_room ? uint32_t{EPOLLOUT} : 0);
   if (events == watched_events_) return;
   watched_events_ = events;
   deps_.loop.ChangeWatch(watch_, events);

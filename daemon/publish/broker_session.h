@@ -5,11 +5,13 @@
 //     +---------------+-- no Hello in time, violation
 //
 // Requests are answered in the order they come, except Acquire with kAcquireWait, which is answered
-// when the version is there. While replies wait for the client to read, its requests are not read.
+// when the version is there. While replies wait for the client to read, or a file is opened for a
+// Fetch, its requests are not read.
 // Events never wait: what a slow reader misses becomes one kLookAtPage. A client that does not read
 // its replies for send_timeout is closed.
 //
-// Control thread only. Never blocks. Owned by the broker; a closed session does nothing more.
+// Control thread only. Never blocks: the socket and every descriptor that came from the client are
+// closed by the FdCloser. Owned by the broker; a closed session does nothing more.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +27,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/platform/clock.h"
+#include "daemon/platform/fd_closer.h"
 #include "daemon/platform/peer.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/publish/catalogue_writer.h"
@@ -40,9 +43,19 @@ namespace modelhost {
 struct BrokerOptions {
   size_t max_connections = 1100;
   size_t max_connections_per_uid = 1024;
+  // The last places of max_connections are for uids that have few connections.
+  size_t reserved_connections = 64;
+  size_t few_connections = 8;
+  // Descriptors from peers that wait to be closed (FdCloser): a uid with more gets no connection,
+  // and while there are more in all nobody new is accepted.
+  size_t max_unclosed_per_uid = 512;
+  size_t max_unclosed = 4096;
   absl::Duration hello_timeout = absl::Seconds(5);
   absl::Duration send_timeout = absl::Seconds(30);
   uint64_t max_in_flight_fds_per_uid = 4096;
+  // To all clients together; the kernel refuses more than RLIMIT_NOFILE. A uid may have three
+  // quarters of it. 0: half of RLIMIT_NOFILE.
+  uint64_t max_in_flight_fds = 0;
   size_t max_queued_frames = 4096;  // Replies of one session; more close it.
 };
 
@@ -58,10 +71,11 @@ struct BrokerStats {
   uint64_t coalesced_events = 0;  // Events that a slow reader did not get one by one.
 };
 
-// The last words on a connection that is about to be closed: sends the error, and throws away what
-// the client has sent, which would otherwise cost it the error. `buffer` as for ReceiveFrame.
-void RefuseConnection(const UniqueFd& socket, std::span<std::byte> buffer, uint32_t request_id,
-                      const absl::Status& why);
+// The last words on a connection: sends the error, throws away what the client has sent, which
+// would otherwise cost it the error, and leaves the closing to `closer`. `buffer` as for
+// ReceiveFrame.
+void RefuseConnection(UniqueFd socket, uint32_t uid, FdCloser& closer, std::span<std::byte> buffer,
+                      uint32_t request_id, const absl::Status& why);
 
 class BrokerSession;
 
@@ -80,6 +94,8 @@ class SessionOwner {
   // Whether `fds` more descriptors may go to clients of this uid now. May close sessions, the
   // caller's too, that hold up the others by not reading.
   virtual bool MaySend(uint32_t uid, size_t fds) = 0;
+  // The kernel does not take descriptors any more, from any session. May close sessions as MaySend.
+  virtual void OutOfInFlight() = 0;
   // Descriptors in flight to this uid, all sessions together, have changed by `change`.
   virtual void InFlightChanged(uint32_t uid, int64_t change) = 0;
 };
@@ -89,7 +105,9 @@ class BrokerSession {
   struct Deps {
     SessionOwner& owner;
     ControlLoop& loop;
-    Executor& pool;  // Where the last owner of weights may be dropped.
+    Executor& pool;    // Where the last owner of weights may be dropped.
+    Executor& opener;  // Where files are opened.
+    FdCloser& closer;
     ModelManager& manager;
     CatalogueWriter& catalogue;
     Clock& clock;
@@ -104,6 +122,8 @@ class BrokerSession {
 
   // Begins to listen, and reads what may be there already.
   void Start();
+  // Tells the manager who is here; once. Start does it as soon as Hello is answered.
+  void Announce();
   // Sends what a subscribed client wants to know.
   void SendEvent(abi::EventKind kind, uint32_t slot, uint64_t generation, uint64_t version,
                  LeaseId lease);
@@ -131,13 +151,15 @@ class BrokerSession {
   void ReadRequests();
   // False: stop reading now.
   bool ReadOne();
-  void Handle(Request request, std::vector<UniqueFd> fds);
+  // `fds`: of an upload; those that nobody took are left in it.
+  void Handle(Request request, std::vector<UniqueFd>& fds);
   void OnHello(uint32_t request_id, const HelloRequest& hello);
   void OnAcquire(uint32_t request_id, AcquireRequest acquire);
   void OnFetch(uint32_t request_id, const FetchRequest& fetch);
+  // The version to open a region of.
+  absl::StatusOr<std::shared_ptr<const ResidentVersion>> ToFetch(const FetchRequest& fetch);
   void OnRelease(const ReleaseRequest& release);
-  void OnUpload(uint32_t request_id, const UploadRequest& upload, std::vector<UniqueFd> fds);
-  absl::StatusOr<OutFrame> Fetched(uint32_t request_id, const FetchRequest& fetch);
+  void OnUpload(uint32_t request_id, const UploadRequest& upload, std::vector<UniqueFd>& fds);
 
   struct PendingAcquire {
     uint32_t request_id = 0;
@@ -150,6 +172,8 @@ class BrokerSession {
 
   // The client broke the protocol: says so and ends the connection.
   void Violation(uint32_t request_id, const absl::Status& why);
+  void Refuse(uint32_t request_id, const absl::Status& why, const std::string& reason);
+  bool MayRead() const { return queue_.empty() && !fetching_; }
   // Sends, or queues behind what waits already.
   void Reply(OutFrame frame);
   // Sends what waits, as far as the client and the quota let it.
@@ -167,6 +191,8 @@ class BrokerSession {
   const Peer peer_;
   UniqueFd socket_;
   State state_ = State::kNew;
+  bool announced_ = false;
+  bool fetching_ = false;  // A file is being opened.
   bool subscribed_ = false;
   bool look_at_page_ = false;  // Events were dropped; the client is told once there is room.
   std::map<LeaseId, VersionKey> leases_;

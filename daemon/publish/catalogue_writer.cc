@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <new>
+#include <vector>
 
 #include "daemon/platform/errno_status.h"
 #include "proto/handle/seqlock.h"
@@ -50,6 +51,7 @@ absl::StatusOr<std::unique_ptr<CatalogueWriter>> CatalogueWriter::Create(uint64_
       }
     }
   }
+  writer->ShowSlots();
   header.magic.store(abi::kCatalogueMagic, std::memory_order_release);
   return writer;
 }
@@ -57,7 +59,7 @@ absl::StatusOr<std::unique_ptr<CatalogueWriter>> CatalogueWriter::Create(uint64_
 abi::CatalogueSlot* CatalogueWriter::Slot(const std::string& model, const std::string& label) {
   const auto found = numbers_.find({model, label});
   if (found != numbers_.end()) return &slots_[found->second];
-  const uint32_t count = header_->slot_count.load(std::memory_order_relaxed);
+  const auto count = static_cast<uint32_t>(numbers_.size());
   if (count >= slots_.size()) {
     ++left_out_;
     if (on_full_) on_full_(model, label);
@@ -67,19 +69,28 @@ abi::CatalogueSlot* CatalogueWriter::Slot(const std::string& model, const std::s
   WriteName(slot.model, model);
   WriteName(slot.label, label);
   numbers_.emplace(std::pair(model, label), count);
-  header_->slot_count.store(count + 1, std::memory_order_release);
   return &slot;
 }
 
+void CatalogueWriter::ShowSlots() {
+  header_->slot_count.store(static_cast<uint32_t>(numbers_.size()), std::memory_order_release);
+}
+
 void CatalogueWriter::Publish(std::span<const LabelChange> changes) {
+  // Readers wait for the end of a write: whatever may take long comes before.
+  std::vector<abi::CatalogueSlot*> slots;
+  slots.reserve(changes.size());
+  for (const LabelChange& change : changes) slots.push_back(Slot(change.model, change.label));
   const SeqlockWrite write(header_->sequence);
-  for (const LabelChange& change : changes) {
-    abi::CatalogueSlot* slot = Slot(change.model, change.label);
+  for (size_t i = 0; i < changes.size(); ++i) {
+    abi::CatalogueSlot* slot = slots[i];
+    const LabelChange& change = changes[i];
     if (slot == nullptr) continue;
     slot->version.store(change.to, std::memory_order_relaxed);
     // Release: who sees the new generation by its one load sees the version that goes with it.
     slot->generation.store(change.generation, std::memory_order_release);
   }
+  ShowSlots();
 }
 
 uint32_t CatalogueWriter::SlotOf(const std::string& model, const std::string& label) {

@@ -4,7 +4,7 @@
 // when the daemon stopped and version 0: nothing can be leased yet. Once a version is READY,
 // Publish with the same generation announces it; a move of the label announces a new generation. A
 // slot belongs to one label for the whole epoch; when all slots are taken, further labels are left
-// out, counted, and reach clients by events and by asking only.
+// out and counted. Their moves are events that name no slot: clients that follow such a label ask.
 //
 // Control thread only, except fd(), page_bytes() and epoch(), which never change.
 #pragma once
@@ -52,8 +52,10 @@ class CatalogueWriter final : public LabelPublisher {
 
  private:
   CatalogueWriter(uint64_t epoch, OneWriterRegion region);
-  // The slot of a label, new if it has none; null when the page is full.
+  // The slot of a label, new if it has none; null when the page is full. Readers do not see a new
+  // one before ShowSlots.
   abi::CatalogueSlot* Slot(const std::string& model, const std::string& label);
+  void ShowSlots();
 
   const uint64_t epoch_;
   OneWriterRegion region_;

@@ -240,6 +240,50 @@ TEST_F(HandleBrokerTest, ARedeclaredLeaseComesWithoutDescriptors) {
   EXPECT_EQ(Leases(), 1U);
 }
 
+// The client has the bytes and asks whether they are still a version: there is nothing to wait for.
+TEST_F(HandleBrokerTest, ARedeclaredVersionThatIsGoneIsNotWaitedFor) {
+  StartWithPlanner();
+  TestClient client = ConnectAndAcquire();  // The store has been read.
+  client.Send(AcquireBytes({VersionRef("planner", 99)}, 2,
+                           abi::kAcquireWait | abi::kAcquireRedeclare, 120'000));
+  client.Send(AcquireBytes({VersionRef("nobody", 1)}, 3, abi::kAcquireWait | abi::kAcquireRedeclare,
+                           120'000));
+  EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("NOT_FOUND"));
+  EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("NOT_FOUND"));
+}
+
+TEST_F(HandleBrokerTest, ASessionIsAnnouncedBeforeItsFirstLease) {
+  class Recorder final : public Observer {
+   public:
+    void OnSession(const Session& session, bool began, const std::string& /*why*/) override {
+      if (began) known_.insert(session.id);
+    }
+    void OnLease(const Lease& lease, LeaseChange /*change*/) override {
+      if (!known_.contains(lease.session)) ++strangers_;
+      ++leases_;
+    }
+    std::set<SessionId> known_;
+    int strangers_ = 0;
+    int leases_ = 0;
+  };
+  static Recorder recorder;  // Outlives the daemon, as observers do.
+  observer_ = &recorder;
+  StartWithPlanner();
+  ConnectAndAcquire().Close();
+  std::optional<TestClient> client;
+  OnLoop([&] {  // Both requests are there when the daemon accepts.
+    client.emplace(ConnectSilently());
+    client->Send(HelloBytes());
+    client->Send(AcquireBytes({LabelRef("planner")}));
+  });
+  EXPECT_EQ(client->Receive()->type(), abi::FrameType::kHelloReply);
+  EXPECT_EQ(client->Receive()->type(), abi::FrameType::kGranted);
+  OnLoop([&] {
+    EXPECT_GE(recorder.leases_, 2);
+    EXPECT_EQ(recorder.strangers_, 0);
+  });
+}
+
 TEST_F(HandleBrokerTest, ManyRequestsAtOnceAreAnsweredInOrder) {
   StartWithPlanner();
   TestClient client = ConnectAndAcquire();

@@ -1,7 +1,10 @@
 #include "daemon/publish/index_writer.h"
 
+#include <sys/random.h>
+
 #include <algorithm>
 #include <bit>
+#include <cerrno>
 #include <compare>
 #include <cstring>
 #include <limits>
@@ -87,6 +90,7 @@ class Layout {
     abi::TensorEntry* tensors;
     abi::Bucket* buckets;
     char* names;
+    abi::HashKey key;
   };
 
   std::string Name() const { return absl::StrCat(manifest_.model, "@", manifest_.version); }
@@ -250,6 +254,7 @@ absl::Status Layout::WriteTensors(const Big& big) {
   const auto names_at = static_cast<uint32_t>(strings_.text().size());
   uint32_t name_at = 0;
   const size_t mask = bucket_count_ - 1;
+  size_t at = 0;
   for (size_t i = 0; i < places_.size(); ++i) {
     const Place& place = places_[i];
     const TensorInfo info = components_[place.component]->index.at(place.number);
@@ -262,8 +267,9 @@ absl::Status Layout::WriteTensors(const Big& big) {
     entry->shape = dims_at(info.shape);
     if (!info.strides.empty()) entry->strides = dims_at(info.strides);
     big.tensors[i] = *entry;
-    const uint32_t hash = abi::HashName(info.name);
-    size_t at = hash & mask;
+    const uint32_t hash = abi::HashName(big.key, info.name);
+    // Components that have the same name: each goes on where the one before ended.
+    if (i == 0 || places_[i - 1].name != place.name) at = hash & mask;
     while (big.buckets[at].number != 0) at = (at + 1) & mask;
     big.buckets[at] = {hash, static_cast<uint32_t>(i + 1)};
   }
@@ -349,6 +355,9 @@ absl::StatusOr<SealedRegion> Layout::Write() {
   manifest_.model.copy(header.model, abi::kMaxNameLength);
   std::ranges::copy(manifest_.digest.bytes, header.digest);
   header.format = format_;
+  if (::getrandom(&header.hash_key, sizeof(header.hash_key), 0) != sizeof(header.hash_key)) {
+    return ErrnoStatus(errno, absl::StrCat("index of ", Name(), ": random numbers"));
+  }
   // What every attach reads comes first and close together: each page of it costs a fault.
   header.components = place(component_entries_.size(), sizeof(abi::ComponentEntry));
   header.regions = place(regions_.size(), sizeof(abi::RegionEntry));
@@ -387,7 +396,8 @@ absl::StatusOr<SealedRegion> Layout::Write() {
   // Fresh pages are dear: the big tables are made where they stay.
   const Big big{reinterpret_cast<abi::TensorEntry*>(base + header.tensors.offset),
                 reinterpret_cast<abi::Bucket*>(base + header.buckets.offset),
-                reinterpret_cast<char*>(base + header.strings.offset + strings_.text().size())};
+                reinterpret_cast<char*>(base + header.strings.offset + strings_.text().size()),
+                header.hash_key};
   if (auto status = WriteTensors(big); !status.ok()) return status;
   auto sealed = std::move(*memory).Seal();
   if (!sealed.ok()) return ToStatus(sealed.error(), absl::StrCat("index of ", Name()));

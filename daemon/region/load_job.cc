@@ -52,6 +52,11 @@ absl::Status LoadJob::Open() {
   if (cancel_->cancelled()) return Cancelled();
   if (!opened.ok()) return opened.status();
   opened_ = *std::move(opened);
+  if (opened_.just_hashed) {  // To make its manifest: no byte need be hashed again.
+    for (size_t i = 0; i < opened_.infos.size(); ++i) {
+      loader_.verified_.Record(opened_.infos[i], opened_.manifest->files[i].sha256);
+    }
+  }
   dir_ = absl::StrCat(loader_.store_.root(), "/models/", request_.model, "/versions/",
                       request_.version);
   return absl::OkStatus();
@@ -409,10 +414,12 @@ bool LoadJob::InPageCache(std::span<const std::byte> bytes) {
 
 absl::Status LoadJob::MemlockRefused(const absl::Status& why) const {
   const uint64_t limit_bytes = os_.Limits().memlock_bytes;
-  return absl::ResourceExhaustedError(
-      absl::StrCat("locked memory: ", why.message(), "; RLIMIT_MEMLOCK is ", IecBytes(limit_bytes),
-                   " (raise LimitMEMLOCK= of the unit or `ulimit -l`, or set memory.memlock = "
-                   "\"best_effort\")"));
+  return WithBudgetRefusal(
+      absl::ResourceExhaustedError(absl::StrCat(
+          "locked memory: ", why.message(), "; RLIMIT_MEMLOCK is ", IecBytes(limit_bytes),
+          " (raise LimitMEMLOCK= of the unit or `ulimit -l`, or set memory.memlock = "
+          "\"best_effort\")")),
+      why);
 }
 
 absl::Status LoadJob::Cancelled() const {

@@ -12,6 +12,7 @@
 #include <sstream>
 #include <thread>
 
+#include "daemon/platform/errno_status.h"
 #include "daemon/platform/sigbus_guard.h"
 #include "daemon/region/loader_test_fixture.h"
 
@@ -130,6 +131,16 @@ TEST_F(LoaderTest, WhatWasVerifiedIsNotHashedAgainUntilItChanges) {
   EXPECT_EQ((*again)->report.source, "warm");
   Overwrite(PathOf(1, "a.safetensors"), 100, "XXXX");
   EXPECT_EQ(Load(1, Residency::kPinned).status().code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(LoaderTest, WhatWasHashedForItsManifestIsNotHashedAgain) {
+  MakeVersion(1, {{"a.safetensors", Weights(3 * kChunk, 1)}});
+  const std::string dir = root_ + "/store/models/m/versions/1";
+  ASSERT_EQ(::chmod(dir.c_str(), 0755), 0);
+  ASSERT_EQ(::unlink((dir + "/manifest.json").c_str()), 0);
+  const auto first = Load(1, Residency::kWarm);
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_FALSE(HasPhase((*first)->report, "verify"));
 }
 
 TEST_F(LoaderTest, MappedAndVerifiedBeforeReadsNothing) {
@@ -281,7 +292,10 @@ TEST_F(LoaderTest, AFileTruncatedBeforeItIsIndexedIsDataLossAndNoSignal) {
   request.progress = [&](const LoadProgress& progress) {
     if (progress.phase == "index") Truncate(path, 0);
   };
-  EXPECT_EQ(loader_->Load(request).status().code(), absl::StatusCode::kDataLoss);
+  const absl::Status status = loader_->Load(request).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  // The errno tells it from bytes that are bad: it may be tried again.
+  EXPECT_EQ(ErrnoOf(status), EIO);
 }
 
 TEST_F(LoaderTest, ASealedVersionOutlivesItsSource) {

@@ -5,10 +5,17 @@
 #include <utility>
 
 #include "absl/status/status.h"
+#include "absl/strings/cord.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 
 namespace modelhost {
+namespace {
+
+constexpr char kRefusalUrl[] = "modelhost/budget";  // Payload: "POOL BYTES".
+
+}  // namespace
 
 Reservation::Reservation(Reservation&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
@@ -46,9 +53,32 @@ absl::StatusOr<Reservation> BudgetPool::Reserve(uint64_t bytes, const std::strin
       return Reservation(this, bytes);
     }
   }
-  return absl::ResourceExhaustedError(
+  absl::Status refused = absl::ResourceExhaustedError(
       absl::StrCat(what, ": needs ", IecBytes(bytes), " of the ", name_, " budget, which has ",
                    IecBytes(free_bytes), " of ", IecBytes(limit_), " left"));
+  refused.SetPayload(kRefusalUrl, absl::Cord(absl::StrCat(name_, " ", bytes)));
+  return refused;
+}
+
+std::optional<BudgetRefusal> BudgetRefusalOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kRefusalUrl);
+  if (!payload.has_value()) return std::nullopt;
+  const std::string text(*payload);
+  const size_t space = text.find(' ');
+  BudgetRefusal refusal;
+  refusal.pool = text.substr(0, space);
+  if (space == std::string::npos ||
+      !absl::SimpleAtoi(text.substr(space + 1), &refusal.need_bytes)) {
+    return std::nullopt;
+  }
+  return refusal;
+}
+
+absl::Status WithBudgetRefusal(absl::Status status, const absl::Status& from) {
+  if (const auto payload = from.GetPayload(kRefusalUrl); payload.has_value()) {
+    status.SetPayload(kRefusalUrl, *payload);
+  }
+  return status;
 }
 
 uint64_t BudgetPool::reserved() const {

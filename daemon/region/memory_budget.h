@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "absl/base/thread_annotations.h"
@@ -39,7 +40,8 @@ class BudgetPool {
   // `name` is "host" or "memlock". `bytes` UINT64_MAX = no limit. Outlives its reservations.
   BudgetPool(std::string name, uint64_t bytes) : name_(std::move(name)), limit_(bytes) {}
 
-  // RESOURCE_EXHAUSTED: the text has need, have and limit in IEC units.
+  // RESOURCE_EXHAUSTED: the text has need, have and limit in IEC units, and BudgetRefusalOf tells
+  // it from other shortages.
   absl::StatusOr<Reservation> Reserve(uint64_t bytes, const std::string& what);
 
   const std::string& name() const { return name_; }
@@ -55,6 +57,16 @@ class BudgetPool {
   mutable absl::Mutex mutex_;
   uint64_t reserved_ ABSL_GUARDED_BY(mutex_) = 0;
 };
+
+// What a pool refused: giving bytes of that pool back may help, which it does not against any other
+// shortage (descriptors, the kernel's memory).
+struct BudgetRefusal {
+  std::string pool;
+  uint64_t need_bytes = 0;
+};
+std::optional<BudgetRefusal> BudgetRefusalOf(const absl::Status& status);
+// `status` with the refusal, if any, that `from` carries.
+absl::Status WithBudgetRefusal(absl::Status status, const absl::Status& from);
 
 // "3.7 GiB", "512 B"; "no limit" for UINT64_MAX.
 std::string IecBytes(uint64_t bytes);

@@ -78,6 +78,19 @@ TEST(MemoryBudgetTest, ThreadsNeverGetMoreThanThereIs) {
   EXPECT_EQ(pool.reserved(), 0U);
 }
 
+TEST(MemoryBudgetTest, ARefusalTellsItsPoolFromOtherShortages) {
+  BudgetPool pool("memlock", 100);
+  const absl::Status refused = pool.Reserve(130, "load of m@1").status();
+  const auto refusal = BudgetRefusalOf(refused);
+  ASSERT_TRUE(refusal.has_value());
+  EXPECT_EQ(refusal->pool, "memlock");
+  EXPECT_EQ(refusal->need_bytes, 130U);
+  const absl::Status other = absl::ResourceExhaustedError("too many open files");
+  EXPECT_FALSE(BudgetRefusalOf(other).has_value());
+  EXPECT_TRUE(BudgetRefusalOf(WithBudgetRefusal(other, refused)).has_value());
+  EXPECT_FALSE(BudgetRefusalOf(WithBudgetRefusal(other, other)).has_value());
+}
+
 TEST(MemoryBudgetTest, IecBytesRoundsToOneDigit) {
   EXPECT_EQ(IecBytes(0), "0 B");
   EXPECT_EQ(IecBytes(1023), "1023 B");

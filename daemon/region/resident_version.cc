@@ -1,5 +1,7 @@
 #include "daemon/region/resident_version.h"
 
+#include <algorithm>
+
 namespace modelhost {
 
 // Files with one digest share an entry of `regions`, so each is there once.
@@ -13,6 +15,11 @@ uint64_t ResidentVersion::locked_bytes() const {
   uint64_t bytes = 0;
   for (const auto& region : regions) bytes += region->locked_bytes();
   return bytes;
+}
+
+bool ResidentVersion::all_sealed() const {
+  return std::ranges::all_of(
+      regions, [](const auto& region) { return region->kind() == abi::RegionKind::kSealed; });
 }
 
 }  // namespace modelhost

@@ -45,6 +45,7 @@ struct ResidentVersion {
 
   uint64_t host_bytes() const;  // Sum over its distinct regions.
   uint64_t locked_bytes() const;
+  bool all_sealed() const;  // No byte of it depends on a file any more.
 };
 
 }  // namespace modelhost

@@ -1,10 +1,12 @@
 #include "daemon/region/version_contents.h"
 
+#include <cerrno>
 #include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/format/format_reader.h"
+#include "daemon/platform/errno_status.h"
 #include "daemon/platform/sigbus_guard.h"
 #include "daemon/region/chunk_pass.h"
 
@@ -108,8 +110,9 @@ absl::StatusOr<VersionContents> ReadContents(const Manifest& manifest, const std
   auto contents = Read(manifest, source, files, regions);
   // Zeros that stood in for lost bytes may have been parsed as anything.
   if (guard.hit()) {
-    return absl::DataLossError(
-        absl::StrCat(where, ": a file failed, or was truncated, while it was indexed"));
+    // EIO: the disk's fault or a writer's, and gone when they are; the bytes may be good.
+    return ErrnoStatus(
+        EIO, absl::StrCat(where, ": a file failed, or was truncated, while it was indexed"));
   }
   if (!contents.ok()) return AtPath(contents.status(), where);
   return contents;

@@ -11,14 +11,34 @@ namespace modelhost {
 namespace {
 
 constexpr size_t kMostPendingPerSession = 64;
-
-// What waiting may cure. A missing model may be published, an unloaded one loaded.
-bool MayBecomeReady(const absl::Status& status) {
-  return status.code() == absl::StatusCode::kFailedPrecondition ||
-         status.code() == absl::StatusCode::kNotFound;
-}
+constexpr size_t kMostPendingPerUid = 1024;
 
 }  // namespace
+
+// What waiting may cure. A missing model may be published, an unloaded one loaded.
+bool ModelManager::Impl::MayBecomeReady(const absl::Status& status, WaitFor wait_for) const {
+  if (absl::IsNotFound(status)) return wait_for == WaitFor::kAnything || !scanned;
+  return absl::IsFailedPrecondition(status);
+}
+
+bool ModelManager::Impl::MayRead(const ModelBook& book, const Peer& peer) const {
+  // A model's read_groups stand in for those of [access]; who may command may read everything.
+  if (deps.access.MayCommand(peer)) return true;
+  return book.access == nullptr ? deps.access.MayRead(peer) : book.access->MayRead(peer);
+}
+
+bool ModelManager::MayReadSome(const Peer& peer) const {
+  if (impl_->deps.access.MayRead(peer)) return true;
+  return std::ranges::any_of(impl_->models, [&](const auto& entry) {
+    return entry.second.access != nullptr && entry.second.access->MayRead(peer);
+  });
+}
+
+bool ModelManager::MayReadModel(const Peer& peer, const std::string& model) const {
+  const auto book = impl_->models.find(model);
+  return book == impl_->models.end() ? impl_->deps.access.MayRead(peer)
+                                     : impl_->MayRead(book->second, peer);
+}
 
 SessionId ModelManager::BeginSession(const Peer& peer, const std::string& transport) {
   Impl& impl = *impl_;
@@ -37,34 +57,33 @@ void ModelManager::EndSession(SessionId session, const std::string& why) {
   const auto it = impl.leases.sessions().find(session);
   if (it == impl.leases.sessions().end()) return;
   const Session copy = it->second;
-  for (auto pending = impl.pending_acquires.begin(); pending != impl.pending_acquires.end();) {
-    if (pending->second.session == session) {
-      impl.deps.loop.CancelTimer(pending->second.timer);
-      pending = impl.pending_acquires.erase(pending);
-    } else {
-      ++pending;
+  if (impl.pending_by_session.contains(session)) {
+    std::vector<uint64_t> waiting;
+    for (const auto& [id, pending] : impl.pending_acquires) {
+      if (pending.session == session) waiting.push_back(id);
     }
+    for (const uint64_t id : waiting) impl.TakePending(id);
   }
   const std::vector<Lease> ended = impl.leases.EndSession(session);
   impl.Tell([&](Observer& observer) { observer.OnSession(copy, false, why); });
   for (const Lease& lease : ended) impl.LeaseEnded(lease, LeaseChange::kSessionEnded);
 }
 
-absl::StatusOr<VersionKey> ModelManager::Impl::ResolveRef(const AcquireRef& ref) const {
+absl::StatusOr<VersionKey> ModelManager::Impl::ResolveRef(const AcquireRef& ref, bool near) const {
   const auto book = models.find(ref.model);
   if (book == models.end()) {
     if (!scanned) {
       return absl::FailedPreconditionError(
           absl::StrCat(ref.model, ": the daemon is still reading its store (wait, or try again)"));
     }
-    return NoSuchModel(ref.model);
+    return NoSuchModel(ref.model, near);
   }
   if (ref.version != 0) return VersionKey{ref.model, ref.version};
   const uint64_t version = LabelVersion(ref.model, ref.label);
   if (version != 0) return VersionKey{ref.model, version};
   std::vector<std::string> names;
   for (auto it = labels.labels.lower_bound({ref.model, ""});
-       it != labels.labels.end() && it->first.first == ref.model; ++it) {
+       near && it != labels.labels.end() && it->first.first == ref.model; ++it) {
     if (it->second.version != 0) names.push_back(it->first.second);
   }
   const auto nearest = NearestName(ref.label, names);
@@ -77,8 +96,9 @@ absl::StatusOr<VersionKey> ModelManager::Impl::ResolveRef(const AcquireRef& ref)
                                    : absl::StrCat(" --label ", ref.label, "`)")));
 }
 
-absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(
-    SessionId session, std::span<const AcquireRef> refs) {
+absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId session,
+                                                                  std::span<const AcquireRef> refs,
+                                                                  bool near) {
   if (stopping) {
     return absl::UnavailableError("the daemon is stopping (connect again when it is back)");
   }
@@ -89,15 +109,16 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(
   // All are checked before one is granted: all or none.
   std::vector<VersionRecord*> records;
   for (const AcquireRef& ref : refs) {
-    const auto key = ResolveRef(ref);
+    const auto key = ResolveRef(ref, near);
     if (!key.ok()) return key.status();
-    if (const auto& access = Book(ref.model).access;
-        access != nullptr && !access->MayRead(holder->second.peer)) {
+    if (!MayRead(Book(ref.model), holder->second.peer)) {
       Tell([&](Observer& observer) {
         observer.OnRefused(holder->second.peer, absl::StrCat("acquire ", ref.model));
       });
-      return absl::PermissionDeniedError(absl::StrCat(ref.model, ": uid ", holder->second.peer.uid,
-                                                      " is in none of the model's read_groups"));
+      return absl::PermissionDeniedError(
+          absl::StrCat(ref.model, ": uid ", holder->second.peer.uid,
+                       " is in none of the groups that may read it",
+                       " (read_groups of the model, or of [access] when the model has none)"));
     }
     VersionRecord* record = Find(*key);
     if (record == nullptr) return NoSuchVersion(*key);
@@ -116,12 +137,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(
                            ? " (wait for it)"
                            : absl::StrCat(" (`modelctl load ", key->ToString(), "`)")));
     }
-    if (record->health == Health::kSuspect) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(key->ToString(), ": SUSPECT, ", HealthReasonName(record->health_reason),
-                       ": its files changed under it (`modelctl verify ", key->ToString(),
-                       "`, then swap to a good version)"));
-    }
+    if (record->health == Health::kSuspect) return SuspectError(*record);
     records.push_back(record);
   }
   std::vector<Grant> grants;
@@ -155,30 +171,42 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Acquire(SessionId session,
 }
 
 void ModelManager::AcquireOrWait(SessionId session, std::vector<AcquireRef> refs,
-                                 absl::Duration timeout, AcquireDone done) {
+                                 absl::Duration timeout, AcquireDone done, WaitFor wait_for) {
   Impl& impl = *impl_;
-  auto grants = impl.TryAcquire(session, refs);
-  if (grants.ok() || !MayBecomeReady(grants.status()) || timeout <= absl::ZeroDuration()) {
+  const bool waits = timeout > absl::ZeroDuration();
+  auto grants = impl.TryAcquire(session, refs, /*near=*/!waits);
+  if (grants.ok() || !waits || !impl.MayBecomeReady(grants.status(), wait_for)) {
     return done(std::move(grants));
   }
-  const auto waiting = std::ranges::count_if(
-      impl.pending_acquires, [&](const auto& entry) { return entry.second.session == session; });
-  if (static_cast<size_t>(waiting) >= kMostPendingPerSession) {
-    return done(absl::ResourceExhaustedError(absl::StrCat(
-        "acquire: ", kMostPendingPerSession, " requests of this connection wait already")));
+  const auto holder = impl.leases.sessions().find(session);
+  if (holder == impl.leases.sessions().end()) return done(std::move(grants));
+  const uint32_t uid = holder->second.peer.uid;
+  size_t& of_session = impl.pending_by_session[session];
+  size_t& of_uid = impl.pending_by_uid[uid];
+  if (of_session >= kMostPendingPerSession || of_uid >= kMostPendingPerUid) {
+    const std::string limit =
+        of_session >= kMostPendingPerSession
+            ? absl::StrCat(kMostPendingPerSession, " requests of this connection")
+            : absl::StrCat(kMostPendingPerUid, " requests of uid ", uid);
+    if (of_session == 0) impl.pending_by_session.erase(session);
+    return done(absl::ResourceExhaustedError(
+        absl::StrCat("acquire: ", limit, " wait already (let some end first)")));
   }
+  ++of_session;
+  ++of_uid;
   const uint64_t id = impl.next_pending++;
+  for (const AcquireRef& ref : refs) impl.pending_by_model[ref.model].insert(id);
   PendingAcquire pending;
   pending.session = session;
+  pending.uid = uid;
+  pending.wait_for = wait_for;
   pending.refs = std::move(refs);
   pending.done = std::move(done);
   pending.timer = impl.deps.loop.PostDelayed(timeout, [&impl, id] {
-    const auto it = impl.pending_acquires.find(id);
-    if (it == impl.pending_acquires.end()) return;
-    PendingAcquire late = std::move(it->second);
-    impl.pending_acquires.erase(it);
+    if (!impl.pending_acquires.contains(id)) return;
+    PendingAcquire late = impl.TakePending(id);
     auto last = impl.TryAcquire(late.session, late.refs);
-    if (!last.ok() && MayBecomeReady(last.status())) {
+    if (!last.ok() && impl.MayBecomeReady(last.status(), late.wait_for)) {
       last = absl::DeadlineExceededError(absl::StrCat("waited in vain: ", last.status().message()));
     }
     late.done(std::move(last));
@@ -186,18 +214,46 @@ void ModelManager::AcquireOrWait(SessionId session, std::vector<AcquireRef> refs
   impl.pending_acquires.emplace(id, std::move(pending));
 }
 
-void ModelManager::Impl::RetryPendingAcquires() {
+PendingAcquire ModelManager::Impl::TakePending(uint64_t id) {
+  PendingAcquire taken = std::move(pending_acquires.extract(id).mapped());
+  deps.loop.CancelTimer(taken.timer);
+  for (const AcquireRef& ref : taken.refs) {
+    const auto it = pending_by_model.find(ref.model);
+    if (it == pending_by_model.end()) continue;  // Named twice.
+    it->second.erase(id);
+    if (it->second.empty()) pending_by_model.erase(it);
+  }
+  const auto one_less = [](auto& counts, const auto& key) {
+    const auto it = counts.find(key);
+    if (--it->second == 0) counts.erase(it);
+  };
+  one_less(pending_by_session, taken.session);
+  one_less(pending_by_uid, taken.uid);
+  return taken;
+}
+
+void ModelManager::Impl::RetryPendingAcquires(const std::string& model) {
+  const auto waiting = pending_by_model.find(model);
+  if (waiting == pending_by_model.end()) return;
+  // Copied: an answer may bring new requests.
+  Retry(std::vector<uint64_t>(waiting->second.begin(), waiting->second.end()));
+}
+
+void ModelManager::Impl::RetryAfterScan() {
   std::vector<uint64_t> ids;
-  for (const auto& [id, pending] : pending_acquires) ids.push_back(id);
+  for (const auto& [id, pending] : pending_acquires) {
+    if (pending.wait_for == WaitFor::kKnownVersions) ids.push_back(id);
+  }
+  Retry(ids);
+}
+
+void ModelManager::Impl::Retry(const std::vector<uint64_t>& ids) {
   for (const uint64_t id : ids) {
     const auto it = pending_acquires.find(id);
     if (it == pending_acquires.end()) continue;
-    auto grants = TryAcquire(it->second.session, it->second.refs);
-    if (!grants.ok() && MayBecomeReady(grants.status())) continue;
-    PendingAcquire ready = std::move(it->second);
-    pending_acquires.erase(it);
-    deps.loop.CancelTimer(ready.timer);
-    ready.done(std::move(grants));
+    auto grants = TryAcquire(it->second.session, it->second.refs, /*near=*/false);
+    if (!grants.ok() && MayBecomeReady(grants.status(), it->second.wait_for)) continue;
+    TakePending(id).done(std::move(grants));
   }
 }
 

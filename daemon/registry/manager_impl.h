@@ -1,14 +1,15 @@
 // The state behind ModelManager. Included by model_manager.cc and the manager_*.cc files only.
 //
-// Everything here lives on the control thread. Work that blocks goes through OnPool, which hands
-// its result to a continuation on the control thread and is counted, so that Stop knows when all is
-// back.
+// Everything here lives on the control thread. Work that blocks goes through OnLongPool or
+// OnShortPool, which hand its result to a continuation on the control thread and count it, so that
+// Stop knows when all is back.
 #pragma once
 
 #include <deque>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -27,23 +28,26 @@ struct VersionRecord {
   absl::Status error;
   std::optional<Digest> digest;
   uint64_t file_bytes = 0;
+  std::shared_ptr<const Manifest> manifest;  // As a scan read it, without chunks; may be null.
   absl::Time created;
   bool on_disk = true;
 
   std::shared_ptr<const ResidentVersion> resident;  // In READY and DRAINING.
   std::shared_ptr<CancelToken> cancel;              // In RESERVED and LOADING.
+  // While a resident version is loaded again beside what is there (SUSPECT, or repaired on disk).
+  std::shared_ptr<CancelToken> reload;
   LoadProgress progress;
   absl::Duration load_started;
 
   // Who wants it READY. Told once, with what came of it.
   struct Waiter {
-    OperationId operation = 0;  // 0: the daemon itself, for a label.
+    OperationId operation = 0;  // The load, swap or unload; 0: the daemon itself, for a label.
     std::function<void(const absl::Status&)> done;
     bool wants_load = true;  // False: an unload that waits for the load to come to rest.
   };
   std::vector<Waiter> waiters;
 
-  uint32_t holds = 0;  // Label moves under way that count on it being READY.
+  uint32_t holds = 0;  // Swaps and label moves under way that count on it being READY.
   absl::Time last_used;
   TimerId keep_timer = 0;   // keep_previous, while READY without a label.
   TimerId drain_timer = 0;  // The deadline of an unload.
@@ -73,9 +77,10 @@ struct LabelTransaction {
 
 struct PendingAcquire {
   SessionId session = 0;
+  uint32_t uid = 0;
   std::vector<AcquireRef> refs;
+  ModelManager::WaitFor wait_for = ModelManager::WaitFor::kAnything;
   TimerId timer = 0;
-  absl::Duration received;
   ModelManager::AcquireDone done;
 };
 
@@ -91,7 +96,7 @@ struct PendingSwap {
   SwapRequest request;
   OperationId operation = 0;
   size_t not_ready = 0;
-  absl::Status failure;
+  std::set<VersionKey> held;  // READY, and kept so until the swap is over.
   bool flipping = false;
   absl::Duration longest_load;
   std::map<VersionKey, LoadProgress> progress;
@@ -99,7 +104,8 @@ struct PendingSwap {
 
 struct ModelBook {
   ModelPolicy file_policy;
-  std::string policy_error;
+  std::string policy_error;   // Of the last scan; the policy is then that of the last good one.
+  bool policy_known = false;  // There was a good one.
   EffectivePolicy policy;
   std::shared_ptr<const AccessPolicy> access;  // Null: the daemon's.
   std::vector<ScannedVersion> invalid;
@@ -110,11 +116,11 @@ struct ModelManager::Impl {
   Impl(Deps deps_in, ManagerOptions options_in, LabelFile labels_in);
 
   // --- model_manager.cc
-  // Runs `work` on the pool and then `then(result)` on the control thread.
+  // Runs `work` on one of the two executors and then `then(result)` on the control thread.
   template <typename Work, typename Then>
-  void OnPool(Work work, Then then) {
+  void Run(Executor& executor, Work work, Then then) {
     ++inflight;
-    deps.pool.Post([this, work = std::move(work), then = std::move(then)]() mutable {
+    executor.Post([this, work = std::move(work), then = std::move(then)]() mutable {
       auto result = work();
       deps.loop.Post([this, then = std::move(then), result = std::move(result)]() mutable {
         then(std::move(result));
@@ -123,6 +129,19 @@ struct ModelManager::Impl {
       });
     });
   }
+  // Reads or writes weights: takes as long as there are bytes.
+  template <typename Work, typename Then>
+  void OnLongPool(Work work, Then then) {
+    Run(deps.pool, std::move(work), std::move(then));
+  }
+  // Everything else that blocks. Never behind a load: a rollback must not wait for one.
+  template <typename Work, typename Then>
+  void OnShortPool(Work work, Then then) {
+    Run(deps.short_work, std::move(work), std::move(then));
+  }
+  // Frees gigabytes where nobody waits for it.
+  void Drop(std::shared_ptr<const ResidentVersion> resident);
+  void CancelWork();
   void Tell(const std::function<void(Observer&)>& what);
   void Note(const VersionKey& key, const std::string& what, const std::string& detail);
   ModelBook& Book(const std::string& model);
@@ -136,8 +155,11 @@ struct ModelManager::Impl {
   void UpdateReady();
   std::vector<std::string> NotReadyReasons() const;
   void MaybeStopped();
-  absl::Status NoSuchModel(const std::string& model) const;
+  // `near`: with the name that was probably meant, which costs more than a look-up.
+  absl::Status NoSuchModel(const std::string& model, bool near = true) const;
   absl::Status NoSuchVersion(const VersionKey& key) const;
+  static absl::Status StoppingError();
+  absl::Status SuspectError(const VersionRecord& record) const;
 
   // --- manager_loads.cc
   bool Move(VersionRecord& record, Phase to);
@@ -147,11 +169,30 @@ struct ModelManager::Impl {
   void OnLoadProgress(const VersionKey& key, const LoadProgress& progress);
   void FinishLoad(const VersionKey& key,
                   absl::StatusOr<std::shared_ptr<const ResidentVersion>> loaded);
-  bool WaitForRoom(VersionRecord& record);
+  // Puts a loaded version into its record: READY, with the health that its tier gives it.
+  void Adopt(VersionRecord& record, std::shared_ptr<const ResidentVersion> resident);
+  absl::Status CheckLabelDigests(const VersionRecord& record, const ResidentVersion& loaded) const;
+  LoadRequest MakeLoadRequest(const VersionKey& key, std::shared_ptr<CancelToken> cancel);
+  // Loads what is resident once more, with its files as they are now, and then takes the old bytes'
+  // place. The version stays READY all the time; a failure leaves it as it is.
+  void StartReload(VersionRecord& record);
+  void FinishReload(const VersionKey& key, const std::shared_ptr<CancelToken>& token,
+                    absl::StatusOr<std::shared_ptr<const ResidentVersion>> loaded);
+  // True when `status` is a refusal of a budget that room is being made in; the load starts again
+  // when it is there.
+  bool WaitForRoom(VersionRecord& record, const absl::Status& status);
+  bool MayEvict(const VersionKey& key, const VersionRecord& record) const;
+  // Bytes of a pool that idle versions hold and nobody else shares.
+  uint64_t EvictableBytes(const BudgetPool& pool) const;
+  // In what is free, or can be made free by evicting idle versions.
+  bool Fits(const BudgetPool& pool, uint64_t need_bytes) const;
   absl::Status WithHolders(const absl::Status& status) const;
   void TellWaiters(VersionRecord& record, const absl::Status& status);
+  void TellLoadWaiters(VersionRecord& record, const absl::Status& status);
   void DropWaiters(OperationId operation, const absl::Status& why);
   void CancelLoad(VersionRecord& record);
+
+  // --- manager_unload.cc
   // After a label or lease went: starts or stops the keep_previous clock.
   void ReviewKeeping(VersionRecord& record);
   void BeginDrain(VersionRecord& record, OperationId unload);
@@ -160,8 +201,16 @@ struct ModelManager::Impl {
   void StartUnload(VersionRecord& record, bool deadline);
   void FinishUnload(const VersionKey& key, absl::Duration started);
   void ForgetIfGone(const VersionKey& key);
+
+  // --- manager_health.cc
   void ScheduleHealthCheck();
-  void SetHealth(VersionRecord& record, Health health, HealthReason reason);
+  void SetHealth(VersionRecord& record, Health health, HealthReason reason,
+                 const std::string& detail = "");
+  // Of a resident version whose source is as it was.
+  void SetGoodHealth(VersionRecord& record);
+  bool PartlyPinned(const VersionRecord& record);
+  void Hold(VersionRecord& record) { ++record.holds; }
+  void Unhold(const VersionKey& key);
 
   // --- manager_labels.cc
   void Enqueue(LabelTransaction transaction);
@@ -169,30 +218,49 @@ struct ModelManager::Impl {
   void ApplyTransaction(LabelTransaction& transaction, LabelFile next,
                         const std::vector<LabelChange>& changes, const absl::Status& saved);
   uint64_t LabelVersion(const std::string& model, const std::string& label) const;
+  // Bytes that a load of it would book; `counted` are the files that the same plan counts already.
+  uint64_t NeedBytes(const VersionRecord& record, std::set<Digest>& counted);
+  absl::Status CheckSwap(const SwapRequest& request) const;
   absl::StatusOr<OperationId> StartSwap(SwapRequest request, OperationKind kind, uint32_t by);
-  void SwapTargetReady(OperationId operation, const absl::Status& status);
+  void SwapTargetReady(OperationId operation, const VersionKey& key, const absl::Status& status);
   void FlipSwap(OperationId operation);
   void FinishSwap(OperationId operation, const absl::Status& status);
   void SupersedeSwaps(const SwapRequest& request, OperationId by);
   void AnnounceLabels(const VersionRecord& record);
 
   // --- manager_grants.cc
-  absl::StatusOr<std::vector<Grant>> TryAcquire(SessionId session,
-                                                std::span<const AcquireRef> refs);
-  absl::StatusOr<VersionKey> ResolveRef(const AcquireRef& ref) const;
-  void RetryPendingAcquires();
+  absl::StatusOr<std::vector<Grant>> TryAcquire(SessionId session, std::span<const AcquireRef> refs,
+                                                bool near = true);
+  absl::StatusOr<VersionKey> ResolveRef(const AcquireRef& ref, bool near = true) const;
+  bool MayRead(const ModelBook& book, const Peer& peer) const;
+  // Looks again at those that wait for something of `model`.
+  void RetryPendingAcquires(const std::string& model);
+  // At those for whom a scan has the last word.
+  void RetryAfterScan();
+  void Retry(const std::vector<uint64_t>& ids);
+  bool MayBecomeReady(const absl::Status& status, WaitFor wait_for) const;
+  PendingAcquire TakePending(uint64_t id);
   void LeaseEnded(const Lease& lease, LeaseChange change);
 
   // --- manager_publish.cc
   void StartStaging(OperationId operation);
+  // Forgets a publish whose descriptors have not all come. False: there is none.
+  bool DropUpload(OperationId operation);
+  bool KnownBad(const VersionKey& key) const;
   void FinishPublish(OperationId operation, absl::StatusOr<PublishResult> result);
+
+  // --- manager_scan.cc
+  void ApplyVerified(VersionRecord& record, const absl::Status& status);
   using ScanResult = absl::StatusOr<std::vector<ScannedModel>>;
   using ScanDone = std::function<void(absl::StatusOr<RescanResult>)>;
   void ScanAgain(ScanDone done);
   void RunScan();
-  absl::StatusOr<RescanResult> TakeScan(
-      ScanResult scan, const std::map<std::string, std::shared_ptr<const AccessPolicy>>& access);
-  RescanResult ApplyScan(std::vector<ScannedModel> models);
+  using ModelAccess = std::map<std::string, std::shared_ptr<const AccessPolicy>>;
+  absl::StatusOr<RescanResult> TakeScan(ScanResult scan, const ModelAccess& access);
+  RescanResult ApplyScan(std::vector<ScannedModel> models, const ModelAccess& access);
+  void ApplyScannedPolicy(const ScannedModel& model, const ModelAccess& access);
+  void ApplyInvalidVersion(ModelBook& book, const std::string& model,
+                           const ScannedVersion& version);
   void ApplyScannedVersion(const std::string& model, const ScannedVersion& version,
                            RescanResult& result);
 
@@ -217,6 +285,9 @@ struct ModelManager::Impl {
   std::map<OperationId, RunningPublish> publishes;
   std::map<OperationId, std::shared_ptr<CancelToken>> verifies;
   std::map<uint64_t, PendingAcquire> pending_acquires;
+  std::map<std::string, std::set<uint64_t>> pending_by_model;
+  std::map<SessionId, size_t> pending_by_session;
+  std::map<uint32_t, size_t> pending_by_uid;
   uint64_t next_pending = 1;
   std::vector<VersionKey> waiting_for_room;
 

@@ -47,6 +47,10 @@ void ModelManager::Impl::RunNextTransaction() {
       LabelRecord& record = next.labels[{move.model, move.label}];
       if (move.to != 0) {
         const VersionRecord* target = Find({move.model, move.to});
+        if (target != nullptr && target->health == Health::kSuspect) {
+          status = SuspectError(*target);
+          break;
+        }
         if (target == nullptr || target->phase != Phase::kReady) {
           status = absl::FailedPreconditionError(
               absl::StrCat(move.model, "@", move.to, ": not READY but ",
@@ -73,41 +77,43 @@ void ModelManager::Impl::RunNextTransaction() {
       continue;
     }
     for (const LabelChange& change : changes) {
-      if (VersionRecord* target = Find({change.model, change.to})) ++target->holds;
+      if (VersionRecord* target = Find({change.model, change.to})) Hold(*target);
     }
     saving_labels = true;
     auto shared = std::make_shared<LabelTransaction>(std::move(transaction));
-    OnPool([this, next] { return SaveLabels(deps.os, deps.state_dir, next); },
-           [this, shared, next, changes](const absl::Status& saved) mutable {
-             saving_labels = false;
-             ApplyTransaction(*shared, std::move(next), changes, saved);
-             RunNextTransaction();
-           });
+    OnShortPool([this, next] { return SaveLabels(deps.os, deps.state_dir, next); },
+                [this, shared, next, changes](const absl::Status& saved) mutable {
+                  saving_labels = false;
+                  ApplyTransaction(*shared, std::move(next), changes, saved);
+                  RunNextTransaction();
+                });
   }
 }
 
 void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFile next,
                                           const std::vector<LabelChange>& changes,
                                           const absl::Status& saved) {
-  for (const LabelChange& change : changes) {
-    if (VersionRecord* target = Find({change.model, change.to})) --target->holds;
-  }
+  const auto unhold = [&] {
+    for (const LabelChange& change : changes) Unhold({change.model, change.to});
+  };
   if (!saved.ok()) {
+    unhold();
     // The rename may have happened and only the last fsync failed. Memory says the old state, so
     // the disk is told the old state again, before any other change: a late repair would undo that
     // one.
     saving_labels = true;
-    OnPool([this, old = labels] { return SaveLabels(deps.os, deps.state_dir, old); },
-           [this](const absl::Status&) {
-             saving_labels = false;
-             RunNextTransaction();
-           });
+    OnShortPool([this, old = labels] { return SaveLabels(deps.os, deps.state_dir, old); },
+                [this](const absl::Status&) {
+                  saving_labels = false;
+                  RunNextTransaction();
+                });
     transaction.done(absl::Status(
         saved.code(), absl::StrCat("the labels could not be made durable, nothing was changed: ",
                                    saved.message())));
     return;
   }
   labels = std::move(next);
+  unhold();  // The label holds it now.
   const absl::Duration before = deps.clock.Monotonic();
   deps.labels.Publish(changes);
   const absl::Duration flip = deps.clock.Monotonic() - before;
@@ -127,7 +133,7 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
   }
   UpdateReady();
   transaction.done(LabelTransaction::Done{changes, flip});
-  RetryPendingAcquires();
+  for (const LabelChange& change : changes) RetryPendingAcquires(change.model);
 }
 
 void ModelManager::Impl::AnnounceLabels(const VersionRecord& record) {
@@ -142,10 +148,12 @@ void ModelManager::Impl::AnnounceLabels(const VersionRecord& record) {
 // --- Swap
 // ------------------------------------------------------------------------------------------
 
-absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, OperationKind kind,
-                                                          uint32_t by) {
+absl::Status ModelManager::Impl::CheckSwap(const SwapRequest& request) const {
   if (stopping) {
     return absl::UnavailableError("the daemon is stopping (try again when it is back)");
+  }
+  if (request.targets.empty()) {
+    return absl::InvalidArgumentError("swap: no target (name a model and a version)");
   }
   if (auto status = CheckLabelName(request.label); !status.ok()) return status;
   if (request.strategy != "availability" && request.strategy != "auto") {
@@ -161,16 +169,19 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
         return absl::InvalidArgumentError(absl::StrCat(target.model, ": named twice in one swap"));
       }
     }
-    if (Find({target.model, target.version}) == nullptr) {
-      return NoSuchVersion({target.model, target.version});
-    }
+    const VersionRecord* record = Find({target.model, target.version});
+    if (record == nullptr) return NoSuchVersion({target.model, target.version});
+    if (record->health == Health::kSuspect) return SuspectError(*record);
   }
   const SwapTarget& first = request.targets.front();
-  if (auto status = CheckIfCurrent(first.model, request.label, request.if_current,
-                                   LabelVersion(first.model, request.label));
-      !status.ok()) {
-    return status;
-  }
+  return CheckIfCurrent(first.model, request.label, request.if_current,
+                        LabelVersion(first.model, request.label));
+}
+
+absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, OperationKind kind,
+                                                          uint32_t by) {
+  if (auto status = CheckSwap(request); !status.ok()) return status;
+  const SwapTarget first = request.targets.front();
   // An identical one under way is the same wish.
   for (const auto& [id, swap] : swaps) {
     const auto same = [](const SwapTarget& a, const SwapTarget& b) {
@@ -190,6 +201,7 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
   // Copied: a target that is READY already reports at once, and the last report ends the swap.
   const std::vector<SwapTarget> targets = swap.request.targets;
   for (const SwapTarget& target : targets) {
+    if (!swaps.contains(id)) break;  // A target has failed already: the others need not load.
     const VersionKey key{target.model, target.version};
     const bool was_ready_before = Find(key) != nullptr && Find(key)->resident != nullptr;
     EnsureReady(key, {id, [this, id, key, was_ready_before](const absl::Status& status) {
@@ -200,7 +212,7 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
                           it->second.longest_load =
                               std::max(it->second.longest_load, record->resident->report.duration);
                         }
-                        SwapTargetReady(id, status);
+                        SwapTargetReady(id, key, status);
                       }});
   }
   return id;
@@ -221,11 +233,17 @@ void ModelManager::Impl::SupersedeSwaps(const SwapRequest& request, OperationId 
   }
 }
 
-void ModelManager::Impl::SwapTargetReady(OperationId operation, const absl::Status& status) {
+void ModelManager::Impl::SwapTargetReady(OperationId operation, const VersionKey& key,
+                                         const absl::Status& status) {
   const auto it = swaps.find(operation);
   if (it == swaps.end()) return;  // Superseded or cancelled.
   PendingSwap& swap = it->second;
   if (!status.ok()) return FinishSwap(operation, status);
+  // Neither an eviction nor keep_previous may take it while the others load.
+  if (VersionRecord* record = Find(key); record != nullptr && swap.held.insert(key).second) {
+    Hold(*record);
+    ReviewKeeping(*record);
+  }
   if (--swap.not_ready == 0) FlipSwap(operation);
 }
 
@@ -263,22 +281,23 @@ void ModelManager::Impl::FlipSwap(OperationId operation) {
 }
 
 void ModelManager::Impl::FinishSwap(OperationId operation, const absl::Status& status) {
-  if (swaps.erase(operation) == 0) return;
+  const auto node = swaps.extract(operation);
+  if (node.empty()) return;
+  for (const VersionKey& key : node.mapped().held) Unhold(key);
   operations.Finish(operation, status);
   // Other targets that still load for it need not.
   if (!status.ok()) DropWaiters(operation, status);
 }
 
 absl::StatusOr<OperationId> ModelManager::Swap(const SwapRequest& request, uint32_t by) {
-  if (request.targets.empty()) {
-    return absl::InvalidArgumentError("swap: no target (name a model and a version)");
-  }
   return impl_->StartSwap(request, OperationKind::kSwap, by);
 }
 
 absl::StatusOr<SwapPlan> ModelManager::PlanSwap(const SwapRequest& request) {
   Impl& impl = *impl_;
+  if (auto status = impl.CheckSwap(request); !status.ok()) return status;
   SwapPlan plan;
+  std::set<Digest> counted;
   for (const SwapTarget& target : request.targets) {
     const VersionKey key{target.model, target.version};
     const VersionRecord* record = impl.Find(key);
@@ -288,7 +307,7 @@ absl::StatusOr<SwapPlan> ModelManager::PlanSwap(const SwapRequest& request) {
     row.from = impl.LabelVersion(target.model, request.label);
     row.to = target.version;
     row.to_phase = std::string(PhaseName(record->phase));
-    row.need_bytes = record->resident != nullptr ? 0 : record->file_bytes;
+    row.need_bytes = impl.NeedBytes(*record, counted);
     plan.need_bytes += row.need_bytes;
     plan.rows.push_back(std::move(row));
   }
@@ -297,8 +316,43 @@ absl::StatusOr<SwapPlan> ModelManager::PlanSwap(const SwapRequest& request) {
   plan.free_bytes = host.limit() == UINT64_MAX ? UINT64_MAX
                     : host.limit() > reserved  ? host.limit() - reserved
                                                : 0;
-  plan.fits = plan.need_bytes <= plan.free_bytes;
+  plan.fits = impl.Fits(impl.deps.host, plan.need_bytes);
+  if (impl.options.memlock == MemlockPolicy::kRequired) {
+    uint64_t lock_bytes = 0;
+    for (const SwapPlanRow& row : plan.rows) {
+      const Residency residency = impl.PolicyOf(row.model).residency;
+      if (residency == Residency::kPinned || residency == Residency::kSealed) {
+        lock_bytes += row.need_bytes;
+      }
+    }
+    plan.fits = plan.fits && impl.Fits(impl.deps.memlock, lock_bytes);
+  }
   return plan;
+}
+
+bool ModelManager::Impl::Fits(const BudgetPool& pool, uint64_t need_bytes) const {
+  const uint64_t reserved = pool.reserved();
+  const uint64_t stays = reserved - std::min(reserved, EvictableBytes(pool));
+  return stays <= pool.limit() && need_bytes <= pool.limit() - stays;
+}
+
+// Files whose bytes are resident already, through whatever version, need no second place.
+uint64_t ModelManager::Impl::NeedBytes(const VersionRecord& record, std::set<Digest>& counted) {
+  if (record.resident != nullptr) return 0;
+  if (record.manifest == nullptr) return record.file_bytes;
+  const Residency residency = PolicyOf(record.key.model).residency;
+  std::set<Digest> resident;
+  for (const auto& [key, other] : versions) {
+    if (other.resident == nullptr) continue;
+    for (const auto& region : other.resident->regions) {
+      if (region->residency() == residency) resident.insert(region->digest());
+    }
+  }
+  uint64_t bytes = 0;
+  for (const ManifestFile& file : record.manifest->files) {
+    if (!resident.contains(file.sha256) && counted.insert(file.sha256).second) bytes += file.bytes;
+  }
+  return bytes;
 }
 
 absl::StatusOr<OperationId> ModelManager::Rollback(const std::string& model,

@@ -46,7 +46,7 @@ absl::Status ModelManager::CancelOperation(OperationId operation) {
     case OperationKind::kPublish:
       if (const auto it = impl.uploads.find(operation); it != impl.uploads.end()) {
         impl.deps.loop.CancelTimer(it->second.timer);
-        impl.uploads.erase(it);
+        impl.DropUpload(operation);
         impl.operations.Finish(operation, cancelled);
       } else if (const auto running = impl.publishes.find(operation);
                  running != impl.publishes.end()) {

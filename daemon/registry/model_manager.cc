@@ -11,6 +11,7 @@ namespace modelhost {
 namespace {
 
 constexpr size_t kEventsPerModel = 64;
+constexpr size_t kNearNames = 64;  // On each side of a wrong one.
 
 }  // namespace
 
@@ -47,25 +48,39 @@ void ModelManager::Start() {
   });
 }
 
+void ModelManager::CancelWork() { impl_->CancelWork(); }
+
 void ModelManager::Stop(Task done) {
-  Impl& impl = *impl_;
-  impl.stopping = true;
-  impl.on_stopped = std::move(done);
-  if (impl.health_timer != 0) impl.deps.loop.CancelTimer(impl.health_timer);
-  const absl::Status stopping =
+  impl_->on_stopped = std::move(done);
+  impl_->CancelWork();
+  impl_->MaybeStopped();
+}
+
+void ModelManager::Impl::CancelWork() {
+  if (std::exchange(stopping, true)) return;
+  if (health_timer != 0) deps.loop.CancelTimer(health_timer);
+  const absl::Status why =
       absl::UnavailableError("the daemon is stopping (connect again when it is back)");
-  auto pending = std::exchange(impl.pending_acquires, {});
-  for (auto& [id, acquire] : pending) {
-    impl.deps.loop.CancelTimer(acquire.timer);
-    acquire.done(stopping);
-  }
-  for (auto& [key, record] : impl.versions) {
+  while (!pending_acquires.empty()) TakePending(pending_acquires.begin()->first).done(why);
+  waiting_for_room.clear();
+  for (auto& [key, record] : versions) {
     if (record.cancel != nullptr) record.cancel->Cancel();
+    if (record.reload != nullptr) record.reload->Cancel();
+    // A load that runs tells its waiters when it has come to rest; the others have none to do so.
+    if (record.cancel == nullptr && record.reload == nullptr) TellWaiters(record, why);
   }
-  for (auto& [id, publish] : impl.publishes) publish.cancel->Cancel();
-  for (auto& [id, cancel] : impl.verifies) cancel->Cancel();
-  impl.UpdateReady();
-  impl.MaybeStopped();
+  for (auto& [id, publish] : publishes) publish.cancel->Cancel();
+  for (auto& [id, cancel] : verifies) cancel->Cancel();
+  UpdateReady();
+}
+
+void ModelManager::Impl::Drop(std::shared_ptr<const ResidentVersion> resident) {
+  OnShortPool(
+      [resident = std::move(resident)]() mutable {
+        resident.reset();
+        return 0;
+      },
+      [](int) {});
 }
 
 void ModelManager::Impl::MaybeStopped() {
@@ -201,15 +216,40 @@ void ModelManager::Impl::UpdateReady() {
   Tell([&](Observer& observer) { observer.OnReady(ready); });
 }
 
-absl::Status ModelManager::Impl::NoSuchModel(const std::string& model) const {
+absl::Status ModelManager::Impl::NoSuchModel(const std::string& model, bool near) const {
+  if (!near) return absl::NotFoundError(absl::StrCat("model ", model, ": not in the store"));
+  // Only those around it in the order of names: typing errors are rarely in the first letters, and
+  // this thread has better things to do.
   std::vector<std::string> names;
-  for (const auto& [name, book] : models) names.push_back(name);
+  const auto at = models.lower_bound(model);
+  auto before = at;
+  for (size_t i = 0; i < kNearNames && before != models.begin(); ++i) {
+    names.push_back((--before)->first);
+  }
+  auto after = at;
+  for (size_t i = 0; i < kNearNames && after != models.end(); ++i) {
+    names.push_back((after++)->first);
+  }
   const auto nearest = NearestName(model, names);
   return absl::NotFoundError(absl::StrCat("model ", model, ": not in the store (",
                                           nearest.has_value()
                                               ? absl::StrCat("did you mean ", *nearest, "?")
                                               : "`modelctl ls` shows what is there",
                                           ")"));
+}
+
+absl::Status ModelManager::Impl::StoppingError() {
+  return absl::UnavailableError("the daemon is stopping (try again when it is back)");
+}
+
+absl::Status ModelManager::Impl::SuspectError(const VersionRecord& record) const {
+  const std::string name = record.key.ToString();
+  return absl::FailedPreconditionError(
+      absl::StrCat(name, ": SUSPECT, ", HealthReasonName(record.health_reason),
+                   ": its files changed under it (swap to a good version; or publish the same "
+                   "bytes again, which "
+                   "repairs it; or `modelctl load ",
+                   name, "`, which checks the files as they are now)"));
 }
 
 absl::Status ModelManager::Impl::NoSuchVersion(const VersionKey& key) const {

@@ -76,12 +76,14 @@ struct SwapPlanRow {
   uint64_t from = 0;
   uint64_t to = 0;
   std::string to_phase;
-  uint64_t need_bytes = 0;  // To be booked; 0 when already resident.
+  uint64_t need_bytes = 0;  // To be booked: what is not resident yet, in it or another version.
 };
 struct SwapPlan {
   std::vector<SwapPlanRow> rows;
   uint64_t need_bytes = 0;
   uint64_t free_bytes = 0;  // In the host budget; UINT64_MAX = no limit.
+  // In what is free or held by idle versions only; with memlock = "required" the memlock budget,
+  // too.
   bool fits = true;
 };
 
@@ -113,7 +115,8 @@ class ModelManager {
     Os& os;
     Clock& clock;
     ControlLoop& loop;
-    Executor& pool;  // For blocking work: loads, labels, scans, publishes, freeing.
+    Executor& pool;        // For loads, verifications and publishes.
+    Executor& short_work;  // For labels, scans, health, freeing: never behind a load.
     Store& store;
     Publisher& publisher;
     Loader& loader;
@@ -134,12 +137,20 @@ class ModelManager {
   // Scans the store and loads what the labels name. Any thread, once; `labels.epoch` is already
   // raised.
   void Start();
-  // Stops granting; running work is cancelled; `done` runs when nothing of ours is left on the
-  // pool.
+  // Stops granting and starting; running work is cancelled, and who waits for it is told. Stop does
+  // this too.
+  void CancelWork();
+  // `done` runs when nothing of ours is left on the executors.
   void Stop(Task done);
 
   // --- Clients
   // -------------------------------------------------------------------------------------
+
+  // Whether the peer may read anything at all: by the daemon's policy, or by one model's
+  // read_groups. What it may read is decided at each Acquire.
+  bool MayReadSome(const Peer& peer) const;
+  // What an Acquire of this model would say.
+  bool MayReadModel(const Peer& peer, const std::string& model) const;
 
   // Observers hear of a session when it is announced: its name (CommOf) is not worth a client's
   // waiting for.
@@ -153,9 +164,12 @@ class ModelManager {
   // As Acquire, but what may still become READY (loading, or labelled and about to be loaded, or
   // not yet known) is waited for until `timeout`: then DEADLINE_EXCEEDED with the reason it would
   // have been. `done` may run before this returns. Ends silently with the session.
+  // kKnownVersions: once the store was read, NOT_FOUND is final: for a client that had the version
+  // before the daemon's restart and asks whether it is still there.
   using AcquireDone = std::function<void(absl::StatusOr<std::vector<Grant>>)>;
+  enum class WaitFor { kAnything, kKnownVersions };
   void AcquireOrWait(SessionId session, std::vector<AcquireRef> refs, absl::Duration timeout,
-                     AcquireDone done);
+                     AcquireDone done, WaitFor wait_for = WaitFor::kAnything);
   absl::Status Release(SessionId session, LeaseId lease);
   absl::Status Evict(LeaseId lease);
   // The version that a lease of this session holds. NOT_FOUND.
@@ -170,7 +184,8 @@ class ModelManager {
   // -----------------------------------------------------------------------------------
 
   // Each starts an operation (or joins an identical one under way) and returns its id; an error
-  // here means that nothing was started. `by` is the caller's uid.
+  // here means that nothing was started. `by` is the caller's uid. A load of a SUSPECT version
+  // loads it again beside the old bytes; a SUSPECT version is no target of a swap.
   absl::StatusOr<OperationId> Load(const VersionKey& key, uint32_t by);
   absl::StatusOr<OperationId> Unload(const VersionKey& key, absl::Duration drain_timeout,
                                      bool release_on_deadline, uint32_t by);
@@ -189,21 +204,22 @@ class ModelManager {
   absl::StatusOr<PublishTicket> PublishFromDescriptors(const PublishRequest& request,
                                                        const Peer& by);
   // One frame of descriptors for files [first, first + fds.size()). Tickets are single-use and
-  // bound to the uid that asked. PERMISSION_DENIED for any bad ticket.
+  // bound to the uid that asked. PERMISSION_DENIED for any bad ticket. `fds` are taken, or left to
+  // the caller, who may have a better place to close what strangers sent.
   absl::Status OfferUpload(const Peer& peer, const UploadTicket& ticket, uint32_t first,
-                           std::vector<UniqueFd> fds, bool last);
+                           std::vector<UniqueFd>&& fds, bool last);
   // Streamed publish: the caller's own thread stages; the manager only books the operation and, at
   // the end, takes the version up. `Finish` is called on the control thread.
   absl::StatusOr<OperationId> BeginStreamedPublish(const PublishRequest& request, uint32_t by);
   void ReportPublishProgress(OperationId operation, uint64_t bytes_done);
   void FinishStreamedPublish(OperationId operation, absl::StatusOr<PublishResult> result);
-  // Whether the existing bytes of this version are known bad (QUARANTINED), so that a publish of
-  // the same digest may replace them.
+  // Whether the existing bytes of this version are known bad (QUARANTINED, or resident and
+  // SUSPECT), so that a publish of the same digest may replace them.
   bool IsQuarantined(const VersionKey& key) const;
   bool IsOperationCancelled(OperationId operation) const;
 
-  // The version must be READY. `if_current` as in SwapRequest. `done` runs when the label is
-  // durable.
+  // The version must be READY and not SUSPECT. `if_current` as in SwapRequest. `done` runs when the
+  // label is durable.
   void SetLabel(const std::string& model, const std::string& label, uint64_t version,
                 std::optional<uint64_t> if_current,
                 std::function<void(absl::StatusOr<LabelChange>)> done);

@@ -4,221 +4,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <cstdlib>
-#include <filesystem>
-#include <future>
-#include <thread>
-
-#include "absl/synchronization/notification.h"
-#include "daemon/platform/event_loop.h"
-#include "daemon/platform/linux_os.h"
-#include "daemon/platform/thread_pool.h"
-#include "proto/abi/catalogue_page.h"
-#include "tests/fakes/fault_os.h"
-#include "tests/fakes/model_files.h"
+#include "daemon/registry/model_manager_test_fixture.h"
 
 namespace modelhost {
 namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr auto kPatience = std::chrono::seconds(20);
-
-// Builds an index of nothing but a header's worth of bytes: the registry never looks inside.
-class SmallIndex : public IndexBuilder {
- public:
-  absl::StatusOr<SealedRegion> Build(const ResidentVersion&,
-                                     const std::vector<ComponentIndex>&) override {
-    auto region = WritableRegion::Create("index", 4096, HugePages::kOff);
-    if (!region.ok()) return absl::ResourceExhaustedError(region.error().text);
-    auto sealed = std::move(*region).Seal();
-    if (!sealed.ok()) return absl::InternalError(sealed.error().text);
-    return *std::move(sealed);
-  }
-};
-
-class RecordingPage : public LabelPublisher {
- public:
-  void Publish(std::span<const LabelChange> changes) override {
-    published.emplace_back(changes.begin(), changes.end());
-  }
-  uint32_t SlotOf(const std::string&, const std::string&) override { return 3; }
-  std::vector<std::vector<LabelChange>> published;  // Control thread.
-};
-
-class RecordingObserver : public Observer {
- public:
-  void OnVersion(const VersionSnapshot& version) override {
-    phases[version.key].push_back(version.phase);
-  }
-  void OnInvalidTransition(const VersionKey&, Phase, Phase) override { ++invalid; }
-  std::map<VersionKey, std::vector<Phase>> phases;  // Control thread.
-  int invalid = 0;
-};
-
-class ManagerTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = ::testing::TempDir() + "manager_XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    base_ = pattern;
-    std::filesystem::create_directories(base_ / "state");
-    Put(1, {1, 2, 3});
-    Put(2, {4, 5, 6});
-  }
-
-  void TearDown() override {
-    Shutdown();
-    ASSERT_TRUE(
-        LinuxOs().RemoveTreeAt(*LinuxOs().OpenDir(base_.parent_path()), base_.filename()).ok());
-  }
-
-  void Put(uint64_t version, const std::vector<float>& values,
-           const std::string& model = "planner") {
-    WriteVersion(base_ / "store", model, version,
-                 {{"model.safetensors", SafetensorsBytes({{"w", values}})}});
-  }
-
-  std::filesystem::path File(uint64_t version) const {
-    return base_ / "store/models/planner/versions" / std::to_string(version) / "model.safetensors";
-  }
-
-  void Boot(ManagerOptions options = {}, uint64_t host_budget = uint64_t{1} << 30) {
-    os_ = std::make_unique<FaultOs>(real_os_);
-    loop_ = *EventLoop::Create(clock_);
-    store_ = *Store::Open(*os_, base_ / "store", base_ / "state", ::geteuid());
-    state_dir_ = *os_->OpenDir(base_ / "state");
-    LabelFile labels = *LoadLabels(*os_, state_dir_);
-    labels.epoch += 1;
-    ASSERT_TRUE(SaveLabels(*os_, state_dir_, labels).ok());
-    verified_ = VerifiedFiles::Load(*os_, state_dir_);
-    publisher_ = std::make_unique<Publisher>(*store_, verified_.get());
-    host_ = std::make_unique<BudgetPool>("host", host_budget);
-    memlock_ = std::make_unique<BudgetPool>("memlock", UINT64_MAX);
-    chunks_ = std::make_unique<ThreadPool>("chunks", 2);
-    LoaderOptions loader_options;
-    loader_options.memlock = MemlockPolicy::kOff;
-    loader_ = std::make_unique<Loader>(*os_, clock_, *store_, *verified_, *chunks_, regions_,
-                                       *host_, *memlock_, index_, loader_options);
-    pool_ = std::make_unique<ThreadPool>("work", 3);
-    std::vector<std::string> unknown;
-    access_ = AccessPolicy::Make({}, {}, ::geteuid(), &unknown);
-    page_ = std::make_unique<RecordingPage>();
-    observer_ = std::make_unique<RecordingObserver>();
-    options.memlock = MemlockPolicy::kOff;
-    options.health_interval = absl::Milliseconds(50);
-    manager_ = std::make_unique<ModelManager>(
-        ModelManager::Deps{*os_, clock_, *loop_, *pool_, *store_, *publisher_, *loader_, *verified_,
-                           *host_, *memlock_, *page_, state_dir_, *access_},
-        options, labels);
-    manager_->AddObserver(observer_.get());
-    absl::Notification running;  // Until the loop runs, this thread counts as it.
-    loop_->Post([&] { running.Notify(); });
-    thread_ = std::thread([this] { loop_->Run(); });
-    running.WaitForNotification();
-    manager_->Start();
-    Eventually([this] {
-      return manager_->Status().not_ready !=
-             std::vector<std::string>{"the store has not been read yet"};
-    });
-  }
-
-  void Shutdown() {
-    if (!thread_.joinable()) return;
-    loop_->Post([this] { manager_->Stop([this] { loop_->Quit(); }); });
-    thread_.join();
-    EXPECT_EQ(observer_->invalid, 0);
-    manager_.reset();
-    pool_.reset();
-    loader_.reset();
-    chunks_.reset();
-  }
-
-  void Reboot() {
-    Shutdown();
-    Boot();
-  }
-
-  template <typename Function>
-  auto OnLoop(Function function) {
-    return RunAndWait(*loop_, std::move(function));
-  }
-
-  // Waits until `condition` holds on the control thread.
-  void Eventually(const std::function<bool()>& condition) {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
-    while (!OnLoop(condition)) {
-      ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "it never came to be";
-      std::this_thread::yield();
-    }
-  }
-
-  OperationSnapshot Await(absl::StatusOr<OperationId> id) {
-    EXPECT_TRUE(id.ok()) << id.status();
-    if (!id.ok()) return {};
-    auto done = std::make_shared<std::promise<OperationSnapshot>>();
-    auto told = std::make_shared<bool>(false);
-    auto future = done->get_future();
-    OnLoop([&] {
-      return manager_
-          ->SubscribeOperation(*id,
-                               [done, told](const OperationSnapshot& operation) {
-                                 if (!operation.finished_state() || *told) return;
-                                 *told = true;
-                                 done->set_value(operation);
-                               })
-          .status();
-    }).IgnoreError();
-    EXPECT_EQ(future.wait_for(kPatience), std::future_status::ready);
-    return future.get();
-  }
-
-  OperationSnapshot Swap(uint64_t version, std::optional<uint64_t> if_current = std::nullopt) {
-    SwapRequest request;
-    request.targets = {{"planner", version}};
-    request.if_current = if_current;
-    return Await(OnLoop([&] { return manager_->Swap(request, 0); }));
-  }
-
-  Phase PhaseOf(uint64_t version) {
-    return OnLoop([&] { return manager_->Version({"planner", version})->phase; });
-  }
-
-  SessionId NewSession() {
-    Peer peer;
-    peer.uid = ::geteuid();
-    return OnLoop([&] { return manager_->BeginSession(peer, "native"); });
-  }
-
-  absl::StatusOr<std::vector<Grant>> Acquire(SessionId session, AcquireRef ref) {
-    return OnLoop([&] { return manager_->Acquire(session, std::span(&ref, 1)); });
-  }
-
-  std::filesystem::path base_;
-  LinuxOs real_os_;
-  SystemClock clock_;
-  std::unique_ptr<FaultOs> os_;
-  std::unique_ptr<EventLoop> loop_;
-  std::unique_ptr<Store> store_;
-  UniqueFd state_dir_;
-  std::unique_ptr<VerifiedFiles> verified_;
-  std::unique_ptr<Publisher> publisher_;
-  std::unique_ptr<BudgetPool> host_;
-  std::unique_ptr<BudgetPool> memlock_;
-  RegionCache regions_;
-  SmallIndex index_;
-  std::unique_ptr<ThreadPool> chunks_;
-  std::unique_ptr<Loader> loader_;
-  std::unique_ptr<ThreadPool> pool_;
-  std::optional<AccessPolicy> access_;
-  std::unique_ptr<RecordingPage> page_;
-  std::unique_ptr<RecordingObserver> observer_;
-  std::unique_ptr<ModelManager> manager_;
-  std::thread thread_;
-};
 
 TEST_F(ManagerTest, ALoadGoesThroughItsPhasesInOrder) {
   Boot();
@@ -582,11 +375,16 @@ TEST_F(ManagerTest, PublishFromDescriptorsEndsWithAUsableVersion) {
 
 TEST_F(ManagerTest, VerifyFindsAFlippedByteAndSaysWhere) {
   Boot();
-  Await(OnLoop([&] { return manager_->Load({"planner", 1}, 0); }));
-  Await(OnLoop([&] {
-    return manager_->Unload({"planner", 1}, absl::InfiniteDuration(), false, 0);
-  }));
-  EXPECT_TRUE(Await(OnLoop([&] { return manager_->Verify({"planner", 1}, 0); })).status.ok());
+  ASSERT_TRUE(PublishOne(5, SafetensorsBytes({{"w", {8, 8}}})).status.ok());
+  const auto verify = [&] {
+    return Await(OnLoop([&] { return manager_->Verify({"planner", 5}, 0); })).status;
+  };
+  EXPECT_TRUE(verify().ok());
+  Flip(5);
+  const absl::Status bad = verify();
+  EXPECT_EQ(bad.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(std::string(bad.message()), HasSubstr("5/model.safetensors: chunk 0"));
+  EXPECT_EQ(PhaseOf(5), Phase::kQuarantined);
 }
 
 TEST_F(ManagerTest, ALeaseOfAnotherSessionCannotBeReleased) {

@@ -68,7 +68,9 @@ std::optional<VersionKey> ChooseEviction(std::span<const EvictionCandidate> cand
 
 std::optional<std::string> NearestName(const std::string& wanted,
                                        std::span<const std::string> names) {
-  constexpr size_t kMostNames = 2000;  // A suggestion is not worth more work than this.
+  constexpr size_t kMostNames = 128;  // A suggestion is not worth more work than this.
+  constexpr size_t kMostBytes = 66;   // The longest name, and two letters too many.
+  if (wanted.size() > kMostBytes) return std::nullopt;
   std::optional<std::string> nearest;
   size_t best = 3;
   for (const std::string& name : names.first(std::min(names.size(), kMostNames))) {

@@ -83,6 +83,8 @@ absl::string_view HealthReasonName(HealthReason reason) {
       return "SOURCE_CHANGED";
     case HealthReason::kSourceGone:
       return "SOURCE_GONE";
+    case HealthReason::kSourceInvalid:
+      return "SOURCE_INVALID";
     case HealthReason::kPinPartial:
       return "PIN_PARTIAL";
     case HealthReason::kResidencyLost:

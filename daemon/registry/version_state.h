@@ -36,6 +36,7 @@ enum class HealthReason : uint8_t {
   kNone,
   kSourceChanged,  // The file was written, truncated or replaced in place.
   kSourceGone,     // The store cannot be read.
+  kSourceInvalid,  // A scan refuses the version's directory: it could not be loaded again now.
   kPinPartial,     // best_effort could not lock everything.
   kResidencyLost,  // Pages of a pinned or warm version are not in memory.
 };

@@ -11,27 +11,25 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 
 namespace modelhost {
 namespace {
 
-constexpr int kMostThreads = 80;  // More than all streams and publishes: unary calls get through.
-static_assert(kMostThreads >
-              ControlService::kMostStreams + ControlService::kMostPublishStreams + 8);
 constexpr int kMostReceivedBytes = 2 << 20;  // A chunk, or the announcement of a big publish.
 constexpr size_t kMostBufferedBytes = size_t{64} << 20;
-constexpr size_t kMostConnectionsOfUid = 256;
-constexpr size_t kMostConnectionsOfStranger = 8;  // Of a uid that may not even read.
 
 }  // namespace
 
-ControlServer::ControlServer(Deps deps, ServerInfo info, Interceptors interceptors)
+ControlServer::ControlServer(Deps deps, ServerInfo info, Interceptors interceptors,
+                             CallGuard::Options call_options)
     : deps_(deps),
       info_(std::move(info)),
       connections_(deps.clock, ConnectionTable::LimitsFor(sysconf(_SC_OPEN_MAX))),
+      calls_(deps.loop, deps.clock, call_options),
       service_({deps.manager, deps.loop, deps.clock, deps.access, deps.publisher, connections_,
-                deps.watcher, info_}),
+                calls_, deps.watcher, info_}),
       interceptors_(std::move(interceptors)) {}
 
 ControlServer::~ControlServer() { Shutdown(absl::ZeroDuration()); }
@@ -42,7 +40,7 @@ absl::Status ControlServer::Start() {
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
 
   grpc::ResourceQuota quota("control");
-  quota.SetMaxThreads(kMostThreads);
+  quota.SetMaxThreads(CallGuard::MostThreads());
   quota.Resize(kMostBufferedBytes);
 
   grpc::ServerBuilder builder;
@@ -56,6 +54,9 @@ absl::Status ControlServer::Start() {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   builder.AddChannelArgument(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5'000);
+  interceptors_.push_back(calls_.MakeInterceptors([this](const grpc::ServerContextBase& context) {
+    return service_.AdmitReflection(context);
+  }));
   builder.experimental().SetInterceptorCreators(std::move(interceptors_));
 
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
@@ -69,14 +70,19 @@ absl::Status ControlServer::Start() {
   return absl::OkStatus();
 }
 
-void ControlServer::AddConnection(UniqueFd socket, const Peer& peer) {
+void ControlServer::AddConnection(const UniqueFd& socket, const Peer& peer) {
   absl::MutexLock lock(&mutex_);
   if (!accepting_) return;  // Closed, as by a daemon that is not there.
-  const size_t most =
-      deps_.access.MayRead(peer) ? kMostConnectionsOfUid : kMostConnectionsOfStranger;
-  auto admitted = connections_.Admit(std::move(socket), peer, most);
+  using Standing = ConnectionTable::Standing;
+  const Standing standing = deps_.access.MayCommand(peer)     ? Standing::kCommander
+                            : deps_.manager.MayReadSome(peer) ? Standing::kReader
+                                                              : Standing::kStranger;
+  absl::StatusOr<UniqueFd> admitted = absl::ResourceExhaustedError("out of descriptors");
+  if (auto own = socket.Duplicate(); own.ok()) {
+    admitted = connections_.Admit(*std::move(own), peer, standing);
+  }
   if (!admitted.ok()) {
-    deps_.loop.Post([&manager = deps_.manager, peer] { manager.ReportRefused(peer, "connect"); });
+    deps_.manager.ReportRefused(peer, absl::StrCat("connect: ", admitted.status().message()));
     return;
   }
   served_ = true;

@@ -2,7 +2,8 @@
 // kernel tells who is there.
 //
 // Serves modelhost.v1.Control, grpc.health.v1.Health and server reflection. Threads, connections,
-// streams and message sizes are bounded; a peer that says nothing is pinged and dropped.
+// calls, streams and message sizes are bounded, and so is the time that a caller may take to be
+// told something; a peer that says nothing is pinged and dropped.
 #pragma once
 
 #include <grpcpp/server.h>
@@ -19,6 +20,7 @@
 #include "daemon/platform/peer.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/registry/model_manager.h"
+#include "daemon/service/call_guard.h"
 #include "daemon/service/connection_table.h"
 #include "daemon/service/control_service.h"
 #include "daemon/service/health_reporter.h"
@@ -43,7 +45,8 @@ class ControlServer {
   using Interceptors =
       std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>;
 
-  ControlServer(Deps deps, ServerInfo info, Interceptors interceptors);
+  ControlServer(Deps deps, ServerInfo info, Interceptors interceptors,
+                CallGuard::Options call_options = {});
   ~ControlServer();  // Shutdown(0), if it was not.
   ControlServer(const ControlServer&) = delete;
 
@@ -51,8 +54,9 @@ class ControlServer {
   absl::Status Start();
 
   // Takes a connection that was just accepted (non-blocking). `peer` is what the kernel said of it.
-  // One that cannot be served (too many) is closed. Any thread, usually the control thread.
-  void AddConnection(UniqueFd socket, const Peer& peer);
+  // One that cannot be served (too many) is counted and logged. `socket` is lent: closing it is the
+  // caller's, who may not have the time (FdCloser). Control thread.
+  void AddConnection(const UniqueFd& socket, const Peer& peer);
 
   // Ends streams, lets other calls finish for `grace`, cancels the rest, waits for them. The
   // control loop must run meanwhile: never on its thread, once there was a connection.
@@ -62,6 +66,7 @@ class ControlServer {
   const Deps deps_;
   const ServerInfo info_;
   ConnectionTable connections_;
+  CallGuard calls_;
   ControlService service_;
   Interceptors interceptors_;  // Until Start.
 

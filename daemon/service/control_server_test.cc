@@ -123,11 +123,10 @@ TEST_F(ControlServerTest, AStrangerMayDoNothingAndIsToldWhy) {
 
 TEST_F(ControlServerTest, EveryConnectionKeepsItsOwnCredentials) {
   for (int i = 0; i < 40; ++i) {
-    Pretend(12345);
-    v1::GetStatusResponse status;
-    EXPECT_EQ(GetStatus(*Connect(), &status).error_code(), grpc::StatusCode::PERMISSION_DENIED);
+    Pretend(12345, {4242});
+    EXPECT_EQ(LoadBy(*Connect(), 1).status.error_code(), grpc::StatusCode::PERMISSION_DENIED);
     Pretend(::geteuid());
-    EXPECT_TRUE(GetStatus(*Connect(), &status).ok());
+    EXPECT_TRUE(LoadBy(*Connect(), 1).status.ok());
   }
 }
 
@@ -263,33 +262,6 @@ TEST_F(ControlServerTest, LeasesAreListedWithTheirHoldersAndEvicted) {
 }
 
 // --- Limits and the end
-
-TEST_F(ControlServerTest, TooManyStreamsLeaveRoomForCalls) {
-  struct Watch {
-    grpc::ClientContext context;
-    std::unique_ptr<v1::Control::Stub> stub;
-    std::unique_ptr<grpc::ClientReader<v1::Model>> reader;
-  };
-  std::vector<std::unique_ptr<Watch>> watches;
-  v1::Model model;
-  for (int i = 0; i < ControlService::kMostStreams; ++i) {
-    auto watch = std::make_unique<Watch>();
-    Deadline(watch->context);
-    watch->stub = Connect();
-    watch->reader = watch->stub->WatchModels(&watch->context, {});
-    ASSERT_TRUE(watch->reader->Read(&model)) << i;
-    watches.push_back(std::move(watch));
-  }
-  grpc::ClientContext context;
-  Deadline(context);
-  auto refused = stub_->WatchModels(&context, {});
-  EXPECT_FALSE(refused->Read(&model));
-  EXPECT_EQ(refused->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
-  v1::GetStatusResponse status;
-  EXPECT_TRUE(GetStatus(*stub_, &status).ok());
-  for (auto& watch : watches) watch->context.TryCancel();
-  for (auto& watch : watches) watch->reader->Finish();
-}
 
 TEST_F(ControlServerTest, GarbageOnTheSocketHurtsNobody) {
   for (const std::string& garbage : {std::string("GET / HTTP/1.0\r\n\r\n"), std::string(5000, '\0'),

@@ -82,8 +82,8 @@ class ControlServerTest : public ::testing::Test {
     options.own_uid = ::geteuid();
     pool_ = std::make_unique<ThreadPool>("work", 3);
     manager_ = std::make_unique<ModelManager>(
-        ModelManager::Deps{os_, clock_, *loop_, *pool_, *store_, *publisher_, *loader_, *verified_,
-                           host_, memlock_, page_, state_dir_, *access_},
+        ModelManager::Deps{os_, clock_, *loop_, *pool_, *pool_, *store_, *publisher_, *loader_,
+                           *verified_, host_, memlock_, page_, state_dir_, *access_},
         options, LabelFile{.epoch = 7, .labels = {}});
     for (Observer* observer : std::initializer_list<Observer*>{&health_, &watcher_, &refusals_}) {
       manager_->AddObserver(observer);
@@ -95,7 +95,7 @@ class ControlServerTest : public ::testing::Test {
     info.admin_groups = {"operators"};
     server_ = std::make_unique<ControlServer>(
         ControlServer::Deps{*manager_, *loop_, clock_, *access_, *publisher_, health_, watcher_},
-        info, ControlServer::Interceptors{});
+        info, ControlServer::Interceptors{}, call_options_);
     ASSERT_TRUE(server_->Start().ok());
     listener_.emplace(*UnixListener::Bind(SocketPath(), SocketType::kStream, 0600));
     loop_->Watch(listener_->fd().get(), EPOLLIN, [this](uint32_t) { Accept(); });
@@ -130,7 +130,7 @@ class ControlServerTest : public ::testing::Test {
       auto peer = PeerOf(*socket);
       ASSERT_TRUE(peer.ok()) << peer.status();
       if (pretend_.has_value()) *peer = *pretend_;
-      server_->AddConnection(*std::move(socket), *peer);
+      server_->AddConnection(*socket, *peer);
     }
   }
 
@@ -234,6 +234,7 @@ class ControlServerTest : public ::testing::Test {
     return names;
   }
 
+  CallGuard::Options call_options_;  // Before SetUp.
   std::filesystem::path base_;
   LinuxOs os_;
   SystemClock clock_;

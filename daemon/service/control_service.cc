@@ -19,23 +19,20 @@ std::string GroupsText(const std::vector<std::string>& groups) {
 
 }  // namespace
 
-std::optional<ControlService::Slot> ControlService::Slot::Take(std::atomic<int>& used, int most) {
-  if (++used > most) {
-    --used;
-    return std::nullopt;
-  }
-  return Slot(&used);
-}
-
-absl::StatusOr<Peer> ControlService::Admit(const grpc::ServerContext& context, Right right,
-                                           absl::string_view verb) {
+absl::StatusOr<Peer> ControlService::Admit(const grpc::ServerContextBase& context, Right right,
+                                           absl::string_view verb, CallGuard::Kind kind) {
   std::optional<Peer> peer = deps_.connections.Find(context.peer());
   if (!peer.has_value()) {
     return absl::UnauthenticatedError(
         absl::StrCat(verb, ": the kernel did not say who is at the other end (connect again)"));
   }
   const bool command = right == Right::kCommand;
-  const bool allowed = command ? deps_.access.MayCommand(*peer) : deps_.access.MayRead(*peer);
+  const bool may_command = deps_.access.MayCommand(*peer);
+  // Most may read by the daemon's policy; only for others the models' own are looked at.
+  const bool allowed =
+      may_command || (!command && (deps_.access.MayRead(*peer) || RunAndWait(deps_.loop, [&] {
+                                     return deps_.manager.MayReadSome(*peer);
+                                   })));
   if (!allowed) {
     deps_.loop.Post([&manager = deps_.manager, peer = *peer, what = std::string(verb)] {
       manager.ReportRefused(peer, what);
@@ -49,7 +46,27 @@ absl::StatusOr<Peer> ControlService::Admit(const grpc::ServerContext& context, R
                      ": needs ", GroupsText(groups), " (an administrator can add the user to it)"));
   }
   if (stopping_) return absl::UnavailableError("the daemon is stopping");
+  if (auto status = deps_.calls.Enter(context, kind, *peer, may_command); !status.ok()) {
+    return absl::Status(status.code(), absl::StrCat(verb, ": ", status.message()));
+  }
   return *std::move(peer);
+}
+
+absl::Status ControlService::CheckMayRead(const Peer& peer, const std::string& model) const {
+  if (deps_.manager.MayReadModel(peer, model)) return absl::OkStatus();
+  deps_.manager.ReportRefused(peer, absl::StrCat("read ", SafeText(model, 64)));
+  return absl::PermissionDeniedError(
+      absl::StrCat(SafeText(model, 64), ": uid ", peer.uid,
+                   " may not read this model (its read_groups, or those of [access], decide)"));
+}
+
+absl::Status ControlService::CheckMayRead(const Peer& peer,
+                                          const OperationSnapshot& operation) const {
+  if (auto status = CheckMayRead(peer, operation.model); !status.ok()) return status;
+  for (const LabelChange& change : operation.result.changes) {
+    if (auto status = CheckMayRead(peer, change.model); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ControlService::StillWanted(const grpc::ServerContext& context) const {
@@ -63,14 +80,8 @@ grpc::Status ControlService::RunOperation(grpc::ServerContext& context, absl::st
                                           grpc::ServerWriter<v1::OperationEvent>& writer) {
   ErrorMetadata metadata = about;
   metadata["verb"] = std::string(verb);
-  const auto peer = Admit(context, Right::kCommand, verb);
+  const auto peer = Admit(context, Right::kCommand, verb, CallGuard::Kind::kCommand);
   if (!peer.ok()) return ToGrpcStatus(peer.status(), metadata);
-  const auto slot = Slot::Take(streams_, kMostStreams);
-  if (!slot.has_value()) {
-    return ToGrpcStatus(absl::ResourceExhaustedError(absl::StrCat(
-                            verb, ": ", kMostStreams, " streams are open (try again later)")),
-                        metadata);
-  }
   const auto operation = RunAndWait(deps_.loop, [&] { return start(deps_.manager, peer->uid); });
   if (!operation.ok()) return ToGrpcStatus(operation.status(), metadata);
   return StreamOperation(context, *operation, writer);

@@ -1,13 +1,15 @@
 // The Control service: each RPC is a thin, checked call of the ModelManager.
 //
 // Handlers run on gRPC's threads and ask the control thread (RunAndWait), never the other way
-// round. Every call first finds out who asks, from the connection, and what that peer may do;
-// refusals are counted. A stream looks at least every kStreamTick whether its caller has gone or
-// the daemon stops; losing a stream never stops the operation that it tells of.
+// round. Every call first finds out who asks, from the connection, and what that peer may do, and
+// takes its place (CallGuard); refusals are counted. What is about one model is told only to those
+// who may read that model; who reads some model may see the daemon's own state. A stream looks at
+// least every kStreamTick whether its caller has gone or the daemon stops; losing a stream never
+// stops the operation that it tells of.
 //
 // Errors are ToGrpcStatus of the manager's, and besides: UNAUTHENTICATED (not a known connection),
 // PERMISSION_DENIED (names the verb, the uid and the groups), RESOURCE_EXHAUSTED (too many
-// streams), UNAVAILABLE (stopping), INVALID_ARGUMENT (a malformed request).
+// calls or streams), UNAVAILABLE (stopping), INVALID_ARGUMENT (a malformed request).
 #pragma once
 
 #include <grpcpp/server_context.h>
@@ -27,6 +29,7 @@
 #include "daemon/platform/peer.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/registry/model_manager.h"
+#include "daemon/service/call_guard.h"
 #include "daemon/service/connection_table.h"
 #include "daemon/service/grpc_status.h"
 #include "daemon/service/model_watcher.h"
@@ -51,8 +54,6 @@ struct ServerInfo {
 class ControlService final : public v1::Control::Service {
  public:
   static constexpr absl::Duration kStreamTick = absl::Milliseconds(100);
-  static constexpr int kMostStreams = 48;
-  static constexpr int kMostPublishStreams = 8;
   static constexpr size_t kMostPublishFiles = 4096;
   static constexpr size_t kMostChunkBytes = size_t{1} << 20;
   static constexpr absl::Duration kPublishIdle = absl::Seconds(60);
@@ -65,6 +66,7 @@ class ControlService final : public v1::Control::Service {
     const AccessPolicy& access;
     Publisher& publisher;
     const ConnectionTable& connections;
+    CallGuard& calls;
     ModelWatcher& watcher;
     const ServerInfo& info;
   };
@@ -72,6 +74,11 @@ class ControlService final : public v1::Control::Service {
 
   // From now on streams end and calls are answered UNAVAILABLE. Any thread.
   void Stop() { stopping_ = true; }
+
+  // Whether this connection's peer may have one more reflection stream. Any thread but the loop's.
+  absl::Status AdmitReflection(const grpc::ServerContextBase& context) {
+    return Admit(context, Right::kRead, "reflection", CallGuard::Kind::kReflection).status();
+  }
 
   // control_service_read.cc
   grpc::Status GetStatus(grpc::ServerContext* context, const v1::GetStatusRequest* request,
@@ -129,24 +136,12 @@ class ControlService final : public v1::Control::Service {
  private:
   enum class Right { kRead, kCommand };
 
-  // One of a bounded number of places, given back on destruction.
-  class Slot {
-   public:
-    static std::optional<Slot> Take(std::atomic<int>& used, int most);
-    Slot(Slot&& other) noexcept : used_(std::exchange(other.used_, nullptr)) {}
-    Slot& operator=(Slot&&) = delete;
-    ~Slot() {
-      if (used_ != nullptr) --*used_;
-    }
-
-   private:
-    explicit Slot(std::atomic<int>* used) : used_(used) {}
-    std::atomic<int>* used_;
-  };
-
-  // Who asks, if that peer has the right.
-  absl::StatusOr<Peer> Admit(const grpc::ServerContext& context, Right right,
-                             absl::string_view verb);
+  // Who asks, if that peer has the right and there is a place for the call.
+  absl::StatusOr<Peer> Admit(const grpc::ServerContextBase& context, Right right,
+                             absl::string_view verb, CallGuard::Kind kind = CallGuard::Kind::kCall);
+  // Control thread: OK, or PERMISSION_DENIED for the one model.
+  absl::Status CheckMayRead(const Peer& peer, const std::string& model) const;
+  absl::Status CheckMayRead(const Peer& peer, const OperationSnapshot& operation) const;
   // OK, CANCELLED (the caller has gone) or UNAVAILABLE (the daemon stops).
   absl::Status StillWanted(const grpc::ServerContext& context) const;
 
@@ -173,8 +168,6 @@ class ControlService final : public v1::Control::Service {
 
   const Deps deps_;
   std::atomic<bool> stopping_{false};
-  std::atomic<int> streams_{0};
-  std::atomic<int> publishes_{0};
 };
 
 }  // namespace modelhost

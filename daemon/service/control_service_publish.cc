@@ -42,11 +42,21 @@ absl::Status CheckBegin(const v1::PublishBegin& begin, size_t most_files) {
   return absl::OkStatus();
 }
 
-// Ends a call whose caller stays silent too long. Read() has no deadline of its own.
+// Ends a call whose caller stays silent too long, or that nobody wants any more. Read() has no
+// deadline of its own.
 class IdleGuard : public std::enable_shared_from_this<IdleGuard> {
  public:
-  IdleGuard(grpc::ServerContext& context, ControlLoop& loop, Clock& clock, absl::Duration limit)
-      : loop_(loop), clock_(clock), limit_(limit), context_(&context), heard_(clock.Monotonic()) {}
+  enum class Why { kNone, kSilent, kUnwanted };
+
+  // `unwanted` is asked on the control thread, at every tick.
+  IdleGuard(grpc::ServerContext& context, ControlLoop& loop, Clock& clock, absl::Duration limit,
+            std::function<bool()> unwanted)
+      : loop_(loop),
+        clock_(clock),
+        limit_(limit),
+        unwanted_(std::move(unwanted)),
+        context_(&context),
+        heard_(clock.Monotonic()) {}
 
   // Any thread.
   void Arm() {
@@ -61,7 +71,7 @@ class IdleGuard : public std::enable_shared_from_this<IdleGuard> {
     absl::MutexLock lock(&mutex_);
     context_ = nullptr;
   }
-  bool fired() const {
+  Why fired() const {
     absl::MutexLock lock(&mutex_);
     return fired_;
   }
@@ -71,23 +81,25 @@ class IdleGuard : public std::enable_shared_from_this<IdleGuard> {
     {
       absl::MutexLock lock(&mutex_);
       if (context_ == nullptr) return;
-      if (clock_.Monotonic() - heard_ >= limit_) {
-        fired_ = true;
+      const bool silent = clock_.Monotonic() - heard_ >= limit_;
+      if (silent || unwanted_()) {
+        fired_ = silent ? Why::kSilent : Why::kUnwanted;
         context_->TryCancel();
         context_ = nullptr;
         return;
       }
     }
-    loop_.PostDelayed(absl::Seconds(1), [self = shared_from_this()] { self->Look(); });
+    loop_.PostDelayed(ControlService::kStreamTick, [self = shared_from_this()] { self->Look(); });
   }
 
   ControlLoop& loop_;
   Clock& clock_;
   const absl::Duration limit_;
+  const std::function<bool()> unwanted_;
   mutable absl::Mutex mutex_;
   grpc::ServerContext* context_ ABSL_GUARDED_BY(mutex_);
   absl::Duration heard_ ABSL_GUARDED_BY(mutex_);
-  bool fired_ ABSL_GUARDED_BY(mutex_) = false;
+  Why fired_ ABSL_GUARDED_BY(mutex_) = Why::kNone;
 };
 
 // Puts the chunks of a stream where they belong, and takes nothing that was not announced.
@@ -159,9 +171,13 @@ absl::StatusOr<PublishResult> ControlService::ReceiveFiles(
     const PublishRequest& request, OperationId operation) {
   auto staged = deps_.publisher.Stage(request.model, request.version, request.files);
   if (!staged.ok()) return staged.status();
+  // What is compared with the store's files at the end of each can take long: it stops when asked.
+  (*staged)->OnProgress([&](uint64_t) { return !stopping_ && !context.IsCancelled(); });
   FileCursor cursor(request.files, **staged);
 
-  auto guard = std::make_shared<IdleGuard>(context, deps_.loop, deps_.clock, kPublishIdle);
+  auto guard = std::make_shared<IdleGuard>(
+      context, deps_.loop, deps_.clock, kPublishIdle,
+      [this, operation] { return stopping_ || deps_.manager.IsOperationCancelled(operation); });
   const absl::Cleanup disarm = [&] { guard->Disarm(); };
   guard->Arm();
 
@@ -183,9 +199,15 @@ absl::StatusOr<PublishResult> ControlService::ReceiveFiles(
     });
     if (cancelled) return absl::CancelledError("publish: cancelled");
   }
-  if (guard->fired()) {
-    return absl::DeadlineExceededError(
-        absl::StrCat("publish: nothing came for ", absl::FormatDuration(kPublishIdle)));
+  switch (guard->fired()) {
+    case IdleGuard::Why::kSilent:
+      return absl::DeadlineExceededError(
+          absl::StrCat("publish: nothing came for ", absl::FormatDuration(kPublishIdle)));
+    case IdleGuard::Why::kUnwanted:
+      if (stopping_) return absl::UnavailableError("publish: the daemon is stopping");
+      return absl::CancelledError("publish: cancelled");
+    case IdleGuard::Why::kNone:
+      break;
   }
   if (context.IsCancelled()) {
     return absl::CancelledError("publish: the caller left before everything had come");
@@ -208,16 +230,11 @@ grpc::Status ControlService::Publish(grpc::ServerContext* context,
                                      grpc::ServerReader<v1::PublishRequest>* reader,
                                      v1::PublishResponse* response) {
   ErrorMetadata about = {{"verb", "Publish"}};
-  const auto peer = Admit(*context, Right::kCommand, "Publish");
+  const auto peer = Admit(*context, Right::kCommand, "Publish", CallGuard::Kind::kPublish);
   if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
-  const auto slot = Slot::Take(publishes_, kMostPublishStreams);
-  if (!slot.has_value()) {
-    return ToGrpcStatus(absl::ResourceExhaustedError(absl::StrCat(
-                            "Publish: ", kMostPublishStreams, " are under way (try again later)")),
-                        about);
-  }
 
-  auto guard = std::make_shared<IdleGuard>(*context, deps_.loop, deps_.clock, kPublishIdle);
+  auto guard = std::make_shared<IdleGuard>(*context, deps_.loop, deps_.clock, kPublishIdle,
+                                           [this] { return stopping_.load(); });
   guard->Arm();
   v1::PublishRequest first;
   const bool came = reader->Read(&first);

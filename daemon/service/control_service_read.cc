@@ -7,6 +7,24 @@
 #include "daemon/service/proto_convert.h"
 
 namespace modelhost {
+namespace {
+
+std::vector<ModelSnapshot> ReadableModels(const ModelManager& manager, const Peer& peer) {
+  std::vector<ModelSnapshot> models = manager.Models();
+  std::erase_if(
+      models, [&](const ModelSnapshot& model) { return !manager.MayReadModel(peer, model.name); });
+  return models;
+}
+
+bool MayReadOperation(const ModelManager& manager, const Peer& peer,
+                      const OperationSnapshot& operation) {
+  return manager.MayReadModel(peer, operation.model) &&
+         std::ranges::all_of(operation.result.changes, [&](const LabelChange& change) {
+           return manager.MayReadModel(peer, change.model);
+         });
+}
+
+}  // namespace
 
 grpc::Status ControlService::GetStatus(grpc::ServerContext* context,
                                        const v1::GetStatusRequest* /*request*/,
@@ -29,10 +47,9 @@ grpc::Status ControlService::GetStatus(grpc::ServerContext* context,
 grpc::Status ControlService::ListModels(grpc::ServerContext* context,
                                         const v1::ListModelsRequest* /*request*/,
                                         v1::ListModelsResponse* response) {
-  if (const auto peer = Admit(*context, Right::kRead, "ListModels"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), {{"verb", "ListModels"}});
-  }
-  const auto models = RunAndWait(deps_.loop, [&] { return deps_.manager.Models(); });
+  const auto peer = Admit(*context, Right::kRead, "ListModels");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), {{"verb", "ListModels"}});
+  const auto models = RunAndWait(deps_.loop, [&] { return ReadableModels(deps_.manager, *peer); });
   for (const ModelSnapshot& model : models) *response->add_models() = ToProto(model);
   return grpc::Status::OK;
 }
@@ -40,10 +57,12 @@ grpc::Status ControlService::ListModels(grpc::ServerContext* context,
 grpc::Status ControlService::GetModel(grpc::ServerContext* context,
                                       const v1::GetModelRequest* request, v1::Model* response) {
   const ErrorMetadata about = {{"verb", "GetModel"}, {"model", request->model()}};
-  if (const auto peer = Admit(*context, Right::kRead, "GetModel"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), about);
-  }
-  const auto model = RunAndWait(deps_.loop, [&] { return deps_.manager.Model(request->model()); });
+  const auto peer = Admit(*context, Right::kRead, "GetModel");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
+  const auto model = RunAndWait(deps_.loop, [&]() -> absl::StatusOr<ModelSnapshot> {
+    if (auto status = CheckMayRead(*peer, request->model()); !status.ok()) return status;
+    return deps_.manager.Model(request->model());
+  });
   if (!model.ok()) return ToGrpcStatus(model.status(), about);
   *response = ToProto(*model);
   return grpc::Status::OK;
@@ -53,10 +72,12 @@ grpc::Status ControlService::ListVersions(grpc::ServerContext* context,
                                           const v1::ListVersionsRequest* request,
                                           v1::ListVersionsResponse* response) {
   const ErrorMetadata about = {{"verb", "ListVersions"}, {"model", request->model()}};
-  if (const auto peer = Admit(*context, Right::kRead, "ListVersions"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), about);
-  }
-  const auto model = RunAndWait(deps_.loop, [&] { return deps_.manager.Model(request->model()); });
+  const auto peer = Admit(*context, Right::kRead, "ListVersions");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
+  const auto model = RunAndWait(deps_.loop, [&]() -> absl::StatusOr<ModelSnapshot> {
+    if (auto status = CheckMayRead(*peer, request->model()); !status.ok()) return status;
+    return deps_.manager.Model(request->model());
+  });
   if (!model.ok()) return ToGrpcStatus(model.status(), about);
   for (const VersionSnapshot& version : model->versions) {
     *response->add_versions() = ToProto(version);
@@ -70,11 +91,11 @@ grpc::Status ControlService::GetVersion(grpc::ServerContext* context,
   ErrorMetadata about = {
       {"verb", "GetVersion"}, {"model", request->model()}, {"label", request->label()}};
   if (request->version() != 0) about["version"] = absl::StrCat(request->version());
-  if (const auto peer = Admit(*context, Right::kRead, "GetVersion"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), about);
-  }
+  const auto peer = Admit(*context, Right::kRead, "GetVersion");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
   std::vector<EventRecord> events;
   const auto version = RunAndWait(deps_.loop, [&]() -> absl::StatusOr<VersionSnapshot> {
+    if (auto status = CheckMayRead(*peer, request->model()); !status.ok()) return status;
     VersionKey key{request->model(), request->version()};
     if (key.version == 0) {
       auto resolved = deps_.manager.Resolve(
@@ -95,26 +116,24 @@ grpc::Status ControlService::WatchModels(grpc::ServerContext* context,
                                          const v1::WatchModelsRequest* /*request*/,
                                          grpc::ServerWriter<v1::Model>* writer) {
   const ErrorMetadata about = {{"verb", "WatchModels"}};
-  if (const auto peer = Admit(*context, Right::kRead, "WatchModels"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), about);
-  }
-  const auto slot = Slot::Take(streams_, kMostStreams);
-  if (!slot.has_value()) {
-    return ToGrpcStatus(absl::ResourceExhaustedError(absl::StrCat(
-                            "WatchModels: ", kMostStreams, " streams are open (try again later)")),
-                        about);
-  }
+  const auto peer = Admit(*context, Right::kRead, "WatchModels", CallGuard::Kind::kWatch);
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
   // Subscribed first: what changes while the first state is sent is sent again.
   const auto subscription = deps_.watcher.Subscribe();
   for (const ModelSnapshot& model :
-       RunAndWait(deps_.loop, [&] { return deps_.manager.Models(); })) {
+       RunAndWait(deps_.loop, [&] { return ReadableModels(deps_.manager, *peer); })) {
     if (!writer->Write(ToProto(model))) return grpc::Status::CANCELLED;
   }
   absl::Duration told = deps_.clock.Monotonic();
   while (true) {
     if (auto status = StillWanted(*context); !status.ok()) return ToGrpcStatus(status, about);
     for (const std::string& name : subscription->Take(kStreamTick)) {
-      const auto model = RunAndWait(deps_.loop, [&] { return deps_.manager.Model(name); });
+      bool readable = false;
+      const auto model = RunAndWait(deps_.loop, [&] {
+        readable = deps_.manager.MayReadModel(*peer, name);
+        return deps_.manager.Model(name);
+      });
+      if (!readable) continue;
       v1::Model message;
       if (model.ok()) {
         message = ToProto(*model);
@@ -134,12 +153,16 @@ grpc::Status ControlService::GetOperation(grpc::ServerContext* context,
                                           const v1::GetOperationRequest* request,
                                           v1::Operation* response) {
   const ErrorMetadata about = {{"verb", "GetOperation"}, {"operation", request->id()}};
-  if (const auto peer = Admit(*context, Right::kRead, "GetOperation"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), about);
-  }
+  const auto peer = Admit(*context, Right::kRead, "GetOperation");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
   const auto id = ParseOperationName(request->id());
   if (!id.ok()) return ToGrpcStatus(id.status(), about);
-  const auto operation = RunAndWait(deps_.loop, [&] { return deps_.manager.GetOperation(*id); });
+  const auto operation = RunAndWait(deps_.loop, [&]() -> absl::StatusOr<OperationSnapshot> {
+    auto found = deps_.manager.GetOperation(*id);
+    if (!found.ok()) return found;
+    if (auto status = CheckMayRead(*peer, *found); !status.ok()) return status;
+    return found;
+  });
   if (!operation.ok()) return ToGrpcStatus(operation.status(), about);
   *response = ToProto(*operation);
   return grpc::Status::OK;
@@ -148,10 +171,15 @@ grpc::Status ControlService::GetOperation(grpc::ServerContext* context,
 grpc::Status ControlService::ListOperations(grpc::ServerContext* context,
                                             const v1::ListOperationsRequest* /*request*/,
                                             v1::ListOperationsResponse* response) {
-  if (const auto peer = Admit(*context, Right::kRead, "ListOperations"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), {{"verb", "ListOperations"}});
-  }
-  const auto operations = RunAndWait(deps_.loop, [&] { return deps_.manager.ListOperations(); });
+  const auto peer = Admit(*context, Right::kRead, "ListOperations");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), {{"verb", "ListOperations"}});
+  const auto operations = RunAndWait(deps_.loop, [&] {
+    auto all = deps_.manager.ListOperations();
+    std::erase_if(all, [&](const OperationSnapshot& operation) {
+      return !MayReadOperation(deps_.manager, *peer, operation);
+    });
+    return all;
+  });
   for (const OperationSnapshot& operation : operations) {
     *response->add_operations() = ToProto(operation);
   }
@@ -162,18 +190,15 @@ grpc::Status ControlService::WatchOperation(grpc::ServerContext* context,
                                             const v1::GetOperationRequest* request,
                                             grpc::ServerWriter<v1::OperationEvent>* writer) {
   const ErrorMetadata about = {{"verb", "WatchOperation"}, {"operation", request->id()}};
-  if (const auto peer = Admit(*context, Right::kRead, "WatchOperation"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), about);
-  }
+  const auto peer = Admit(*context, Right::kRead, "WatchOperation", CallGuard::Kind::kWatch);
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
   const auto id = ParseOperationName(request->id());
   if (!id.ok()) return ToGrpcStatus(id.status(), about);
-  const auto slot = Slot::Take(streams_, kMostStreams);
-  if (!slot.has_value()) {
-    return ToGrpcStatus(
-        absl::ResourceExhaustedError(
-            absl::StrCat("WatchOperation: ", kMostStreams, " streams are open (try again later)")),
-        about);
-  }
+  const absl::Status readable = RunAndWait(deps_.loop, [&] {
+    const auto found = deps_.manager.GetOperation(*id);
+    return found.ok() ? CheckMayRead(*peer, *found) : found.status();
+  });
+  if (!readable.ok()) return ToGrpcStatus(readable, about);
   return StreamOperation(*context, *id, *writer);
 }
 
@@ -186,9 +211,11 @@ struct LeaseView {
   std::map<VersionKey, bool> labelled;
 };
 
-LeaseView LookAtLeases(const ModelManager& manager) {
+LeaseView LookAtLeases(const ModelManager& manager, const Peer& peer) {
   LeaseView view;
   view.leases = manager.Leases();
+  std::erase_if(view.leases,
+                [&](const Lease& lease) { return !manager.MayReadModel(peer, lease.key.model); });
   for (Session& session : manager.Sessions()) {
     const SessionId id = session.id;
     view.sessions.emplace(id, std::move(session));
@@ -212,10 +239,9 @@ v1::Lease Describe(const LeaseView& view, const Lease& lease) {
 grpc::Status ControlService::ListClients(grpc::ServerContext* context,
                                          const v1::ListClientsRequest* request,
                                          v1::ListClientsResponse* response) {
-  if (const auto peer = Admit(*context, Right::kRead, "ListClients"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), {{"verb", "ListClients"}});
-  }
-  const LeaseView view = RunAndWait(deps_.loop, [&] { return LookAtLeases(deps_.manager); });
+  const auto peer = Admit(*context, Right::kRead, "ListClients");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), {{"verb", "ListClients"}});
+  const LeaseView view = RunAndWait(deps_.loop, [&] { return LookAtLeases(deps_.manager, *peer); });
   std::map<SessionId, v1::ClientInfo> clients;
   for (const auto& [id, session] : view.sessions) clients[id] = ToProto(session);
   for (const Lease& lease : view.leases) {
@@ -233,10 +259,9 @@ grpc::Status ControlService::ListClients(grpc::ServerContext* context,
 grpc::Status ControlService::ListLeases(grpc::ServerContext* context,
                                         const v1::ListLeasesRequest* request,
                                         v1::ListLeasesResponse* response) {
-  if (const auto peer = Admit(*context, Right::kRead, "ListLeases"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), {{"verb", "ListLeases"}});
-  }
-  const LeaseView view = RunAndWait(deps_.loop, [&] { return LookAtLeases(deps_.manager); });
+  const auto peer = Admit(*context, Right::kRead, "ListLeases");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), {{"verb", "ListLeases"}});
+  const LeaseView view = RunAndWait(deps_.loop, [&] { return LookAtLeases(deps_.manager, *peer); });
   for (const Lease& lease : view.leases) {
     if (!request->model().empty() && lease.key.model != request->model()) continue;
     if (request->stale_only() && view.labelled.at(lease.key)) continue;

@@ -147,12 +147,15 @@ grpc::Status ControlService::Swap(grpc::ServerContext* context, const v1::SwapRe
 grpc::Status ControlService::PlanSwap(grpc::ServerContext* context, const v1::SwapRequest* request,
                                       v1::SwapPlan* response) {
   const ErrorMetadata about = {{"verb", "PlanSwap"}, {"label", request->label()}};
-  if (const auto peer = Admit(*context, Right::kRead, "PlanSwap"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), about);
-  }
+  const auto peer = Admit(*context, Right::kRead, "PlanSwap");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
   if (auto status = CheckSwap(*request); !status.ok()) return ToGrpcStatus(status, about);
-  const auto plan =
-      RunAndWait(deps_.loop, [&] { return deps_.manager.PlanSwap(FromProto(*request)); });
+  const auto plan = RunAndWait(deps_.loop, [&]() -> absl::StatusOr<SwapPlan> {
+    for (const v1::SwapTarget& target : request->targets()) {
+      if (auto status = CheckMayRead(*peer, target.model()); !status.ok()) return status;
+    }
+    return deps_.manager.PlanSwap(FromProto(*request));
+  });
   if (!plan.ok()) return ToGrpcStatus(plan.status(), about);
   *response = ToProto(*plan);
   return grpc::Status::OK;

@@ -140,6 +140,35 @@ TEST_F(StreamedPublishTest, SizesThatOverflowAreRefused) {
   EXPECT_EQ(Publish({begin}).status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
 }
 
+TEST_F(StreamedPublishTest, AnOperatorsCancelEndsAStreamThatIsSilent) {
+  grpc::ClientContext context;
+  Deadline(context);
+  v1::PublishResponse response;
+  auto writer = stub_->Publish(&context, &response);
+  ASSERT_TRUE(writer->Write(Begin()));
+  ASSERT_TRUE(writer->Write(Chunk(1, bytes_.substr(0, 1000))));
+  v1::GetOperationRequest request;
+  while (request.id().empty()) {
+    grpc::ClientContext list;
+    Deadline(list);
+    v1::ListOperationsResponse operations;
+    ASSERT_TRUE(stub_->ListOperations(&list, {}, &operations).ok());
+    for (const v1::Operation& one : operations.operations()) {
+      // All that was sent has been looked at.
+      if (one.kind() == v1::PUBLISH && one.bytes_done() > 0) request.set_id(one.id());
+    }
+  }
+  grpc::ClientContext cancel;
+  Deadline(cancel);
+  v1::Operation operation;
+  ASSERT_TRUE(stub_->CancelOperation(&cancel, request, &operation).ok());
+  // Nothing more is sent: the daemon ends it, well before the caller's silence would.
+  EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  AwaitPublishes();
+  EXPECT_EQ(Operation(request.id()).state(), v1::CANCELLED);
+  EXPECT_THAT(Incoming(), SizeIs(0));
+}
+
 TEST_F(StreamedPublishTest, ACallerThatGoesAwayEndsThePublish) {
   grpc::ClientContext context;
   Deadline(context);

@@ -106,7 +106,9 @@ absl::Status DiskStore::CheckChecksums(const std::vector<TreeFile>& tree,
 
 absl::StatusOr<ComputedManifest> DiskStore::Compute(
     const std::string& model, uint64_t version, const UniqueFd& dir,
-    const std::vector<TreeFile>& tree, const std::function<bool(uint64_t bytes_done)>& progress) {
+    const std::vector<TreeFile>& tree, const std::function<bool(uint64_t bytes_done)>& progress,
+    bool* just_hashed) {
+  *just_hashed = false;
   auto before = LoadComputedManifest(os_, state_dir_, model, version);
   if (before.ok() && before->Fits(tree)) return before;
   auto info = os_.Stat(dir);
@@ -115,6 +117,7 @@ absl::StatusOr<ComputedManifest> DiskStore::Compute(
       ComputeManifest(os_, model, version, absl::FromUnixNanos(info->mtime_ns), tree, progress);
   // Not kept: the next load reads the files again, and nothing else is lost.
   if (computed.ok()) (void)SaveComputedManifest(os_, state_dir_, *computed);
+  *just_hashed = computed.ok();
   return computed;
 }
 
@@ -133,7 +136,7 @@ absl::StatusOr<VersionFiles> DiskStore::OpenVersion(
     if (!manifest.ok()) return Prefix(ref, manifest.status());
     files.manifest = std::make_shared<const Manifest>(*std::move(manifest));
   } else {
-    auto computed = Compute(model, version, *dir, *tree, progress);
+    auto computed = Compute(model, version, *dir, *tree, progress, &files.just_hashed);
     if (!computed.ok()) return Prefix(ref, computed.status());
     files.manifest = std::make_shared<const Manifest>(std::move(computed->manifest));
     files.computed = true;

@@ -58,9 +58,10 @@ class DiskStore final : public Store {
   absl::StatusOr<Manifest> ReadManifest(const TreeFile& file, const std::string& model,
                                         uint64_t version);
   absl::Status CheckChecksums(const std::vector<TreeFile>& tree, const Manifest& manifest);
-  absl::StatusOr<ComputedManifest> Compute(
-      const std::string& model, uint64_t version, const UniqueFd& dir,
-      const std::vector<TreeFile>& tree, const std::function<bool(uint64_t bytes_done)>& progress);
+  absl::StatusOr<ComputedManifest> Compute(const std::string& model, uint64_t version,
+                                           const UniqueFd& dir, const std::vector<TreeFile>& tree,
+                                           const std::function<bool(uint64_t bytes_done)>& progress,
+                                           bool* just_hashed);
 
   ScannedModel ScanModel(const UniqueFd& models, const std::string& name, KnownVersions& known);
   void ScanPolicy(const UniqueFd& dir, ScannedModel& model);

@@ -12,7 +12,7 @@
 namespace modelhost {
 namespace {
 
-constexpr uint64_t kMaxTomlBytes = uint64_t{64} << 10;
+constexpr uint64_t kMaxPolicyBytes = uint64_t{64} << 10;
 
 }  // namespace
 
@@ -62,7 +62,7 @@ void DiskStore::ScanPolicy(const UniqueFd& dir, ScannedModel& model) {
     read = info.ok() ? CheckNode(path, *info, FileKind::kRegular, own_uid_) : info.status();
   }
   if (read.ok()) {
-    auto text = ReadSmallFile(os_, *file, path, kMaxTomlBytes);
+    auto text = ReadSmallFile(os_, *file, path, kMaxPolicyBytes);
     read = text.status();
     if (read.ok()) {
       auto policy = ParseModelToml(*text, path);
@@ -81,6 +81,8 @@ ScannedModel DiskStore::ScanModel(const UniqueFd& models, const std::string& nam
     model.versions_error = std::string(why.message());
     return model;
   };
+  // Until model.toml has been looked for, nobody knows what it says.
+  model.policy_error = absl::StrCat("models/", name, ": could not be read");
   auto dir = os_.OpenDirAt(models, name);
   if (!dir.ok()) return fail(dir.status());
   auto info = os_.Stat(*dir);
@@ -89,6 +91,7 @@ ScannedModel DiskStore::ScanModel(const UniqueFd& models, const std::string& nam
   if (absl::Status good = CheckNode(what, *info, FileKind::kDirectory, own_uid_); !good.ok()) {
     return fail(good);
   }
+  model.policy_error.clear();
   ScanPolicy(*dir, model);
 
   auto versions = os_.OpenDirAt(*dir, "versions");
@@ -166,6 +169,7 @@ absl::Status DiskStore::ScanFiles(const UniqueFd& dir, const std::string& model,
   version.digest = manifest->digest;
   version.bytes = manifest->TotalBytes();
   version.created = manifest->created;
+  version.manifest = manifest;
   if (absl::Status match = MatchTree(manifest->files, *tree); !match.ok()) return match;
   known[id] = Known{identity, std::move(manifest), 0};
   return absl::OkStatus();

@@ -14,8 +14,8 @@ namespace modelhost {
 namespace {
 
 constexpr char kName[] = "labels.json";
-constexpr uint64_t kSchema = 1;
-constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;
+constexpr uint64_t kLabelsSchema = 1;
+constexpr uint64_t kMaxLabelsBytes = uint64_t{256} << 20;
 constexpr uint64_t kMaxVersion = std::numeric_limits<int64_t>::max();
 
 absl::Status ReadLabel(simdjson::dom::element json, std::string where, LabelFile& labels) {
@@ -67,8 +67,8 @@ absl::StatusOr<LabelFile> ParseLabels(absl::string_view text) {
   if (!object.ok()) return object.status();
   auto schema = object->Uint("schema");
   if (!schema.ok()) return schema.status();
-  if (*schema != kSchema) {
-    return object->ErrorAt("schema", absl::StrCat("is ", *schema, ", this build reads ", kSchema));
+  if (*schema != kLabelsSchema) {
+    return object->ErrorAt("schema", absl::StrCat("is ", *schema, ", this build reads ", kLabelsSchema));
   }
   LabelFile labels;
   auto epoch = object->Uint("epoch");
@@ -89,7 +89,7 @@ absl::StatusOr<LabelFile> ParseLabels(absl::string_view text) {
 std::string SerializeLabels(const LabelFile& labels) {
   JsonWriter json;
   json.BeginObject();
-  json.Key("schema").Uint(kSchema);
+  json.Key("schema").Uint(kLabelsSchema);
   json.Key("epoch").Uint(labels.epoch);
   json.Key("labels").BeginArray();
   for (const auto& [name, record] : labels.labels) {
@@ -109,7 +109,7 @@ std::string SerializeLabels(const LabelFile& labels) {
 }
 
 absl::StatusOr<LabelFile> LoadLabels(Os& os, const UniqueFd& state_dir) {
-  auto text = ReadSmallFileAt(os, state_dir, kName, kMaxFileBytes);
+  auto text = ReadSmallFileAt(os, state_dir, kName, kMaxLabelsBytes);
   if (absl::IsNotFound(text.status())) return LabelFile{};
   if (!text.ok()) return text.status();
   auto labels = ParseLabels(*text);

@@ -14,7 +14,7 @@
 namespace modelhost {
 namespace {
 
-constexpr uint64_t kSchema = 1;
+constexpr uint64_t kManifestSchema = 1;
 constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
 // Chunks are hashed in place in mappings, by pages.
 constexpr uint64_t kChunkGrain = 4096;
@@ -122,8 +122,8 @@ absl::StatusOr<Manifest> ManifestFromJson(simdjson::dom::element json, const std
 
   auto schema = object->Uint("schema");
   if (!schema.ok()) return schema.status();
-  if (*schema != kSchema) {
-    return object->ErrorAt("schema", absl::StrCat("is ", *schema, ", this build reads ", kSchema));
+  if (*schema != kManifestSchema) {
+    return object->ErrorAt("schema", absl::StrCat("is ", *schema, ", this build reads ", kManifestSchema));
   }
   auto model = object->String("model");
   if (!model.ok()) return model.status();
@@ -182,7 +182,7 @@ absl::StatusOr<Manifest> ParseManifest(absl::string_view json) {
 
 void AppendManifest(const Manifest& manifest, JsonWriter& json) {
   json.BeginObject();
-  json.Key("schema").Uint(kSchema);
+  json.Key("schema").Uint(kManifestSchema);
   json.Key("model").String(manifest.model);
   json.Key("version").Uint(manifest.version);
   json.Key("created").String(FormatRfc3339(manifest.created));

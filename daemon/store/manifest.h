@@ -25,6 +25,9 @@
 namespace modelhost {
 
 inline constexpr uint64_t kChunkBytes = uint64_t{16} << 20;
+// A version has no more files than this, and none of them lies below more directories.
+inline constexpr size_t kMostVersionFiles = 100000;
+inline constexpr int kMostVersionDepth = 16;
 inline constexpr char kManifestName[] = "manifest.json";
 inline constexpr char kChecksumsName[] = "checksums.sha256";
 
@@ -66,11 +69,11 @@ absl::StatusOr<uint64_t> ParseVersionNumber(absl::string_view text);
 // INVALID_ARGUMENT with the reason, unless "[a-z0-9][a-z0-9._-]{0,63}".
 absl::Status CheckModelName(absl::string_view name);
 // INVALID_ARGUMENT with the reason, unless `path` is a plain relative name: UTF-8 parts of at most
-// 255 bytes with '/' between, no empty, "." or ".." part, no control character or backslash (which
-// sha256sum would have to escape), and not manifest.json.
+// 255 bytes with '/' between, at most kMostVersionDepth of these, no empty, "." or ".." part, no
+// control character or backslash (which sha256sum would have to escape), and not manifest.json.
 absl::Status CheckVersionPath(absl::string_view path);
 // The same for a whole version: each name, no duplicates, and no file that is a directory of
-// another. At least one.
+// another. At least one, at most kMostVersionFiles.
 absl::Status CheckVersionPaths(std::vector<std::string> paths);
 
 }  // namespace modelhost

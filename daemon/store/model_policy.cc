@@ -80,7 +80,7 @@ absl::Status ReadOnDrainDeadline(const TomlField& field, ModelPolicy& policy) {
 }
 
 template <typename T>
-absl::Status Store(absl::StatusOr<T> value, std::optional<T>& into) {
+absl::Status Put(absl::StatusOr<T> value, std::optional<T>& into) {
   if (!value.ok()) return value.status();
   into = *std::move(value);
   return absl::OkStatus();
@@ -122,7 +122,7 @@ absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy) 
   } else if (key == "device") {
     read = ReadDevice(field, policy);
   } else if (key == "required") {
-    read = Store(field.Boolean(), policy.required);
+    read = Put(field.Boolean(), policy.required);
   } else if (key == "keep_previous") {
     read = ReadKeepPrevious(field, policy);
   } else if (key == "keep_on_disk") {
@@ -130,7 +130,7 @@ absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy) 
   } else if (key == "requires_files") {
     read = ReadRequiresFiles(field, policy);
   } else if (key == "read_groups") {
-    read = Store(field.Strings(), policy.read_groups);
+    read = Put(field.Strings(), policy.read_groups);
   } else if (key == "on_drain_deadline") {
     read = ReadOnDrainDeadline(field, policy);
   } else {

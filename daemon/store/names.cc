@@ -70,12 +70,19 @@ absl::Status CheckVersionPath(absl::string_view path) {
       return BadPath(path, absl::StrCat("has a part longer than ", kMaxNameBytes, " bytes"));
     }
   }
+  if (std::count(path.begin(), path.end(), '/') > kMostVersionDepth) {
+    return BadPath(path, absl::StrCat("over ", kMostVersionDepth, " directories deep"));
+  }
   if (path == kManifestName) return BadPath(path, "this name is the store's own");
   return absl::OkStatus();
 }
 
 absl::Status CheckVersionPaths(std::vector<std::string> paths) {
   if (paths.empty()) return absl::InvalidArgumentError("no files: a version has at least one");
+  if (paths.size() > kMostVersionFiles) {
+    return absl::InvalidArgumentError(absl::StrCat(paths.size(), " files: a version has at most ",
+                                                   kMostVersionFiles, " (pack the small ones)"));
+  }
   for (const std::string& path : paths) {
     if (const absl::Status plain = CheckVersionPath(path); !plain.ok()) return plain;
   }

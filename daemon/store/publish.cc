@@ -11,7 +11,7 @@
 namespace modelhost {
 namespace {
 
-constexpr uint64_t kMaxBytes = std::numeric_limits<int64_t>::max();
+constexpr uint64_t kLargestFile = std::numeric_limits<int64_t>::max();
 // For the manifest and the file system's own: a digest is 70 bytes of JSON per chunk.
 constexpr uint64_t kOverheadPerVersion = uint64_t{1} << 20;
 constexpr uint64_t kOverheadPerFile = 8192;
@@ -20,7 +20,7 @@ constexpr uint64_t kOverheadPerChunk = 128;
 absl::StatusOr<uint64_t> BytesNeeded(const std::vector<PublishFile>& files) {
   uint64_t need = kOverheadPerVersion;
   for (const PublishFile& file : files) {
-    if (file.bytes > kMaxBytes / 2 - need) {
+    if (file.bytes > kLargestFile / 2 - need) {
       return absl::InvalidArgumentError(
           absl::StrCat(file.path, ": the sizes add up to more than any file system holds"));
     }

@@ -16,6 +16,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -55,6 +56,13 @@ class StagedVersion {
   // do not fit its manifest needs no such word: it is seen to be bad.
   virtual absl::StatusOr<PublishResult> Commit(
       const std::function<bool(const std::string&)>& weights, bool replace_bad) = 0;
+
+  // Told, and asked, by AppendBytes and Commit: comparing bytes with those that the store has may
+  // read as much again. AddFile has its own.
+  void OnProgress(Progress progress) { progress_ = std::move(progress); }
+
+ protected:
+  Progress progress_;
 };
 
 class Publisher {

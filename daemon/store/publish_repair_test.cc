@@ -96,6 +96,21 @@ TEST_F(PublishRepairTest, ARepairThatFailsPutsTheOldVersionBack) {
   EXPECT_THAT(Names(Incoming()), IsEmpty());
 }
 
+TEST_F(PublishRepairTest, TheOldVersionIsKeptUntilTheNewOneIsDurable) {
+  ASSERT_TRUE(store_.Publish("planner", 8, files_).ok());
+  Rot(store_.version_path("planner", 8) + "/model.gguf");
+  // The next Sync is that of the directory that the new version has just come into.
+  store_.os().Before("RenameNoReplace", [&] { store_.os().FailCall("Sync", 1, EIO); });
+  EXPECT_FALSE(store_.Publish("planner", 8, files_, true).ok());
+  store_.os().Heal();
+  ASSERT_EQ(Names(Incoming()).size(), 1u);
+  EXPECT_THAT(Names(Incoming())[0], ::testing::EndsWith(".planner@8.replaced"));
+  // Nothing was lost: the sweep sees that the new one is there.
+  ASSERT_TRUE(store_.publisher().SweepIncoming().ok());
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+  EXPECT_EQ(ReadFile(store_.version_path("planner", 8) + "/model.gguf"), "weights");
+}
+
 TEST_F(PublishRepairTest, ACrashInTheMiddleOfARepairIsUndoneByTheSweep) {
   ASSERT_TRUE(store_.Publish("planner", 8, files_).ok());
   const std::string path = store_.version_path("planner", 8);

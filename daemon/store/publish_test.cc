@@ -131,6 +131,54 @@ TEST_F(PublishTest, AFileThatSomebodyMayWriteIsNotLinked) {
   EXPECT_EQ(store_.Publish("planner", 2, files_)->linked_bytes, 2u);
 }
 
+TEST_F(PublishTest, AFileThatCannotBeMadeDurableIsNotLinked) {
+  ASSERT_TRUE(store_.Publish("planner", 1, {{"model.gguf", "weights"}}).ok());
+  store_.os().FailCall("Sync", 1, EIO);  // Of the file that is there already.
+  auto second = store_.Publish("planner", 2, {{"model.gguf", "weights"}});
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_EQ(second->linked_bytes, 0u);
+  EXPECT_EQ(store_.Publish("planner", 3, {{"model.gguf", "weights"}})->linked_bytes, 7u);
+}
+
+TEST_F(PublishTest, ComparingWithWhatIsThereCanBeCancelled) {
+  ASSERT_TRUE(store_.Publish("planner", 1, {{"model.gguf", "weights"}}).ok());
+  const PublishFile file{"model.gguf", 7};
+  int asked = 0;
+  const auto until_second = [&](uint64_t) { return ++asked < 2; };
+  {
+    WriteFile(scratch_ / "src/model.gguf", "weights");
+    LinuxOs os;
+    auto source = os.OpenFileAt(*os.OpenDir(scratch_ / "src"), "model.gguf");
+    auto staged = store_.publisher().Stage("planner", 2, {file});
+    ASSERT_TRUE(staged.ok());
+    EXPECT_TRUE(absl::IsCancelled((*staged)->AddFile(file, *source, until_second)));
+    EXPECT_EQ(asked, 2);
+  }
+  // A stream asks at its end, and when it meets a version without a manifest of that number.
+  WriteFile(store_.version_path("planner", 3) + "/other.gguf", "other", 0444);
+  auto staged = store_.publisher().Stage("planner", 3, {{"new.gguf", 3}});
+  ASSERT_TRUE(staged.ok());
+  (*staged)->OnProgress([](uint64_t) { return false; });
+  ASSERT_TRUE((*staged)->AppendBytes({"new.gguf", 3}, std::as_bytes(std::span("new", 3))).ok());
+  EXPECT_TRUE(absl::IsCancelled((*staged)->Commit(nullptr, false).status()));
+}
+
+TEST_F(PublishTest, WhatTheStoreWouldNotServeIsRefusedAtOnce) {
+  std::string deep = "a.gguf";
+  for (int i = 0; i < kMostVersionDepth; ++i) deep = "d/" + deep;
+  ASSERT_TRUE(store_.Publish("planner", 1, {{deep, "weights"}}).ok());
+  EXPECT_TRUE(store_.store().OpenVersion("planner", 1, nullptr).ok());
+  const absl::Status refused = store_.Publish("planner", 2, {{"d/" + deep, "weights"}}).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr("directories deep"));
+  std::vector<std::string> many;
+  for (size_t i = 0; i <= kMostVersionFiles; ++i) many.push_back(std::to_string(i));
+  EXPECT_TRUE(absl::IsInvalidArgument(CheckVersionPaths(many)));
+  many.pop_back();
+  EXPECT_TRUE(CheckVersionPaths(many).ok());
+  EXPECT_THAT(Names(Incoming()), IsEmpty());
+}
+
 TEST_F(PublishTest, ALinkDoesNotMakeAFileUnverified) {
   ASSERT_TRUE(store_.Publish("planner", 1, files_).ok());
   auto state = store_.os().OpenDir(store_.state());

@@ -118,7 +118,7 @@ absl::Status Staging::AddFile(const PublishFile& file, const UniqueFd& source,
   auto after = os_.Stat(source);
   if (!after.ok()) return Prefix(what, after.status());
   if (absl::Status same = CheckUnchanged(what, *before, *after); !same.ok()) return same;
-  return FinishFile(*std::move(writing));
+  return FinishFile(*std::move(writing), progress);
 }
 
 absl::Status Staging::Copy(Writing& writing, const UniqueFd& source, const Progress& progress) {
@@ -177,16 +177,18 @@ absl::Status Staging::FinishStream() {
                                             writing.hash.bytes(), " of ", writing.announced_bytes,
                                             " bytes"));
   }
-  return FinishFile(std::move(writing));
+  return FinishFile(std::move(writing), progress_);
 }
 
-absl::Status Staging::FinishFile(Writing writing) {
+absl::Status Staging::FinishFile(Writing writing, const Progress& progress) {
   ManifestFile file;
   file.path = writing.path;
   writing.hash.Finish(file);
   staged_bytes_ += file.bytes;
-  if (ReplaceByLink(writing, file)) {
-    linked_bytes_ += file.bytes;  // Durable where it was; its new name is, with the directory.
+  auto linked = ReplaceByLink(writing, file, progress);
+  if (!linked.ok()) return linked.status();
+  if (*linked) {
+    linked_bytes_ += file.bytes;  // Its new name is durable with the directory.
   } else {
     absl::Status kept = os_.SetMode(writing.file, kVersionFileMode);
     if (kept.ok()) kept = os_.Sync(writing.file);

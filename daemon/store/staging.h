@@ -48,16 +48,20 @@ class Staging final : public StagedVersion {
   std::string Ref() const;
   // staging.cc
   absl::StatusOr<Writing> BeginFile(const PublishFile& file);
-  absl::Status FinishFile(Writing writing);
+  absl::Status FinishFile(Writing writing, const Progress& progress);
   absl::Status FinishStream();
   absl::Status MakeParents(const std::string& path);
   absl::Status Copy(Writing& writing, const UniqueFd& source, const Progress& progress);
   absl::Status HashClone(Writing& writing, const Progress& progress);
   absl::Status Report(const Progress& progress, uint64_t more_bytes) const;
   // staging_link.cc: a file that the store already has becomes a second name of it.
-  bool ReplaceByLink(const Writing& writing, const ManifestFile& file);
-  bool TryLink(const Store::Location& from, const Writing& writing, const ManifestFile& file);
-  bool SameBytes(const UniqueFd& a, const UniqueFd& b, uint64_t bytes);
+  // False leaves the copy; an error is a cancellation.
+  absl::StatusOr<bool> ReplaceByLink(const Writing& writing, const ManifestFile& file,
+                                     const Progress& progress);
+  absl::StatusOr<bool> TryLink(const Store::Location& from, const Writing& writing,
+                               const ManifestFile& file, const Progress& progress);
+  absl::StatusOr<bool> SameBytes(const UniqueFd& a, const UniqueFd& b, uint64_t bytes,
+                                 const Progress& progress);
   // staging_commit.cc
   absl::Status CheckComplete();
   absl::Status CheckChecksums();
@@ -66,7 +70,8 @@ class Staging final : public StagedVersion {
                                              bool replace_bad);
   absl::Status WriteManifest(const Manifest& manifest);
   absl::Status SealTree();
-  absl::Status Publish(const UniqueFd& versions);
+  // `durable` (may be null): whether the new name would survive a power failure.
+  absl::Status Publish(const UniqueFd& versions, bool* durable = nullptr);
   absl::Status Repair(const UniqueFd& versions);
   void Discard();
 

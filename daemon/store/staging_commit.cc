@@ -81,7 +81,7 @@ absl::Status Staging::CheckComplete() {
     // A stream has no bytes that would name an empty file.
     auto writing = BeginFile({path, 0});
     if (!writing.ok()) return writing.status();
-    if (absl::Status kept = FinishFile(*std::move(writing)); !kept.ok()) return kept;
+    if (absl::Status kept = FinishFile(*std::move(writing), progress_); !kept.ok()) return kept;
   }
   // A file that failed halfway is begun, but not done.
   if (done_.size() != planned_.size()) {
@@ -115,7 +115,13 @@ absl::StatusOr<PublishResult> Staging::MeetExisting(const UniqueFd& versions,
   result.bytes = manifest.TotalBytes();
   result.linked_bytes = linked_bytes_;
 
-  auto opened = store_.OpenVersion(model_, version_, nullptr);
+  // Without a manifest it is read from end to end; the bytes that were staged are all done.
+  absl::Status cancelled;
+  auto opened = store_.OpenVersion(model_, version_, [&](uint64_t) {
+    cancelled = Report(progress_, 0);
+    return cancelled.ok();
+  });
+  if (!cancelled.ok()) return cancelled;
   if (!opened.ok() && !SaysBad(opened.status())) return opened.status();
   auto recorded = opened.ok() ? absl::StatusOr<Digest>(opened->manifest->digest)
                               : store_.RecordedDigest(model_, version_);
@@ -170,7 +176,8 @@ absl::Status Staging::SealTree() {
   return os_.Sync(dir_);
 }
 
-absl::Status Staging::Publish(const UniqueFd& versions) {
+absl::Status Staging::Publish(const UniqueFd& versions, bool* durable) {
+  if (durable != nullptr) *durable = false;
   // The directory itself stays writable until it is in place: moving it changes its "..", which a
   // plain user may only do to a directory that he may write to.
   absl::Status done =
@@ -183,6 +190,7 @@ absl::Status Staging::Publish(const UniqueFd& versions) {
                                "it again to be told that it is there)"),
                   done);
   }
+  if (durable != nullptr) *durable = true;
   if (done = os_.SetMode(dir_, kVersionDirMode); !done.ok()) {
     return Prefix(absl::StrCat(Ref(), ": is in place, but could not be write-protected"), done);
   }
@@ -202,14 +210,16 @@ absl::Status Staging::Repair(const UniqueFd& versions) {
     (void)os_.SetMode(*bad, kVersionDirMode);
     return done;
   }
-  done = Publish(versions);
+  bool durable = false;
+  done = Publish(versions, &durable);
   if (staged_) {
     (void)os_.Rename(*incoming_, aside, versions, number);
     (void)os_.SetMode(*bad, kVersionDirMode);
     return done;
   }
-  // What stays behind here is swept at the next start.
-  (void)os_.RemoveTreeAt(*incoming_, aside);
+  // After a power failure the new name may be lost, and then the sweep needs the old version. What
+  // stays behind here is swept at the next start.
+  if (durable) (void)os_.RemoveTreeAt(*incoming_, aside);
   return done;
 }
 

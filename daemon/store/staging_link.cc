@@ -19,20 +19,26 @@ constexpr uint32_t kAnyWrite = 0222;
 
 }  // namespace
 
-bool Staging::ReplaceByLink(const Writing& writing, const ManifestFile& file) {
+absl::StatusOr<bool> Staging::ReplaceByLink(const Writing& writing, const ManifestFile& file,
+                                            const Progress& progress) {
   if (file.bytes == 0) return false;  // Nothing to save.
   const std::vector<Store::Location> found = store_.FindFiles(file.sha256, file.bytes);
   for (size_t i = 0; i < std::min(found.size(), kMaxCandidates); ++i) {
-    if (TryLink(found[i], writing, file)) return true;
+    auto linked = TryLink(found[i], writing, file, progress);
+    if (!linked.ok() || *linked) return linked;
   }
   return false;
 }
 
-bool Staging::SameBytes(const UniqueFd& a, const UniqueFd& b, uint64_t bytes) {
+absl::StatusOr<bool> Staging::SameBytes(const UniqueFd& a, const UniqueFd& b, uint64_t bytes,
+                                        const Progress& progress) {
+  absl::Status cancelled;
   std::vector<std::byte> other(std::min(bytes, kReadBytes));
   const absl::Status same = ReadInOrder(
       os_, a, "", bytes, buffer_,
       [&](uint64_t offset, std::span<const std::byte> piece) -> absl::Status {
+        // The file counts as staged already: this only asks whether to go on.
+        if (cancelled = Report(progress, 0); !cancelled.ok()) return cancelled;
         const auto into = std::span(other).first(piece.size());
         auto got = os_.ReadAt(b, offset, into);
         if (!got.ok()) return got.status();
@@ -41,11 +47,12 @@ bool Staging::SameBytes(const UniqueFd& a, const UniqueFd& b, uint64_t bytes) {
         }
         return absl::DataLossError("they differ");
       });
+  if (!cancelled.ok()) return cancelled;
   return same.ok();
 }
 
-bool Staging::TryLink(const Store::Location& from, const Writing& writing,
-                      const ManifestFile& file) {
+absl::StatusOr<bool> Staging::TryLink(const Store::Location& from, const Writing& writing,
+                                      const ManifestFile& file, const Progress& progress) {
   auto dir = os_.OpenDirAt(store_.root_dir(), from.dir);
   if (!dir.ok()) return false;
   auto existing = os_.OpenFileAt(*dir, from.name);
@@ -55,7 +62,10 @@ bool Staging::TryLink(const Store::Location& from, const Writing& writing,
       (before->uid != store_.own_uid() && before->uid != 0)) {
     return false;
   }
-  if (!SameBytes(*existing, writing.file, file.bytes)) return false;
+  auto same = SameBytes(*existing, writing.file, file.bytes, progress);
+  if (!same.ok() || !*same) return same;
+  // What an operator has put there may never have been written out, and this version promises it.
+  if (!os_.Sync(*existing).ok()) return false;
 
   // Linked under a name of its own first: if that fails, the copy is still where it was.
   const std::string link = lock_.link();

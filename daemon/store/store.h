@@ -28,12 +28,16 @@ struct ScannedVersion {
   uint64_t bytes = 0;            // Of its files.
   std::optional<Digest> digest;  // When it has a manifest, or one was computed before.
   absl::Time created;
+  // That of manifest.json, without its chunk digests; null when it has none.
+  std::shared_ptr<const Manifest> manifest;
 };
 
 struct ScannedModel {
   std::string name;
-  ModelPolicy policy;                    // Of its model.toml.
-  std::string policy_error;              // A broken model.toml; policy is then empty.
+  ModelPolicy policy;  // Of its model.toml.
+  // Its model.toml is broken, or cannot be read; policy is then empty, which must not be taken for
+  // "no rules": the caller keeps those that it has.
+  std::string policy_error;
   std::vector<ScannedVersion> versions;  // By number; then the invalid ones without a number.
   std::string versions_error;            // versions/ cannot be read: unknown, not absent.
 };
@@ -45,6 +49,7 @@ struct VersionFiles {
   // tells.
   std::shared_ptr<const Manifest> manifest;
   bool computed = false;
+  bool just_hashed = false;  // In this very call: every byte was read.
   // Descriptors of manifest->files, same order, opened for reading; sizes match the manifest.
   std::vector<UniqueFd> files;
   std::vector<FileInfo> infos;

@@ -16,9 +16,9 @@
 namespace modelhost {
 namespace {
 
-constexpr char kName[] = "verified.json";
-constexpr uint64_t kSchema = 1;
-constexpr uint64_t kMaxFileBytes = uint64_t{256} << 20;
+constexpr char kVerifiedName[] = "verified.json";
+constexpr uint64_t kVerifiedSchema = 1;
+constexpr uint64_t kMaxVerifiedBytes = uint64_t{256} << 20;
 // Files that are gone are never asked for again; the oldest entries make room.
 constexpr size_t kMaxEntries = 65536;
 
@@ -29,13 +29,13 @@ struct Entry {
 using Entries = absl::flat_hash_map<FileIdentity, Entry>;
 
 absl::StatusOr<Entries> Parse(absl::string_view text) {
-  auto document = JsonDocument::Parse(kName, text);
+  auto document = JsonDocument::Parse(kVerifiedName, text);
   if (!document.ok()) return document.status();
-  auto object = JsonObject::Of(document->root(), kName);
+  auto object = JsonObject::Of(document->root(), kVerifiedName);
   if (!object.ok()) return object.status();
   auto schema = object->Uint("schema");
   if (!schema.ok()) return schema.status();
-  if (*schema != kSchema) return object->ErrorAt("schema", "unknown");
+  if (*schema != kVerifiedSchema) return object->ErrorAt("schema", "unknown");
   auto files = object->Array("files");
   if (!files.ok()) return files.status();
   Entries entries;
@@ -97,7 +97,7 @@ class VerifiedFilesImpl final : public VerifiedFiles {
     }
     JsonWriter json;
     json.BeginObject();
-    json.Key("schema").Uint(kSchema);
+    json.Key("schema").Uint(kVerifiedSchema);
     json.Key("files").BeginArray();
     for (const auto& [identity, entry] : sorted) {
       json.BeginObject();
@@ -107,7 +107,7 @@ class VerifiedFilesImpl final : public VerifiedFiles {
     }
     json.EndArray();
     json.EndObject();
-    const absl::Status written = ReplaceFileAt(os_, state_dir, kName, 0600, std::move(json).Take());
+    const absl::Status written = ReplaceFileAt(os_, state_dir, kVerifiedName, 0600, std::move(json).Take());
     if (!written.ok()) return written;
     absl::MutexLock lock(&mutex_);
     saved_changes_ = changes;
@@ -128,7 +128,7 @@ class VerifiedFilesImpl final : public VerifiedFiles {
 
 std::unique_ptr<VerifiedFiles> VerifiedFiles::Load(Os& os, const UniqueFd& state_dir) {
   Entries entries;
-  if (auto text = ReadSmallFileAt(os, state_dir, kName, kMaxFileBytes); text.ok()) {
+  if (auto text = ReadSmallFileAt(os, state_dir, kVerifiedName, kMaxVerifiedBytes); text.ok()) {
     if (auto parsed = Parse(*text); parsed.ok()) entries = *std::move(parsed);
   }
   return std::make_unique<VerifiedFilesImpl>(os, std::move(entries));

@@ -10,8 +10,7 @@
 namespace modelhost {
 namespace {
 
-constexpr int kMaxDepth = 16;
-constexpr size_t kMaxFiles = 100000;
+constexpr size_t kMaxFiles = kMostVersionFiles + 1;  // And manifest.json.
 constexpr uint32_t kOthersMayWrite = 0022;
 
 class TreeReader {
@@ -20,9 +19,9 @@ class TreeReader {
       : os_(os), own_uid_(own_uid), open_files_(open_files) {}
 
   absl::Status Read(const UniqueFd& dir, const std::string& prefix, int depth) {
-    if (depth > kMaxDepth) {
+    if (depth > kMostVersionDepth) {
       return absl::FailedPreconditionError(
-          absl::StrCat(prefix, ": over ", kMaxDepth, " directories deep"));
+          absl::StrCat(prefix, ": over ", kMostVersionDepth, " directories deep"));
     }
     auto entries = os_.ListDir(dir);
     if (!entries.ok()) return entries.status();

@@ -7,10 +7,11 @@
 //   components   ComponentEntry[component_count]
 //   regions      RegionEntry[region_count]
 //   files        FileEntry[file_count], sorted by path, bytewise
-//   dims         int64_t[dim_count]: shapes, and strides where they are not row-major; tensors
-//   share strings      char[string_bytes]; every string is followed by a NUL tensors
-//   TensorEntry[tensor_count], sorted by (name, component), bytewise buckets Bucket[bucket_count],
-//   see HashName metadata     MetadataEntry[metadata_count], sorted by key
+//   dims         int64_t[dim_count]: shapes, and strides where not row-major; tensors share them
+//   strings      char[string_bytes]; every string is followed by a NUL
+//   tensors      TensorEntry[tensor_count], sorted by (name, component), bytewise
+//   buckets      Bucket[bucket_count], see HashName
+//   metadata     MetadataEntry[metadata_count], sorted by key
 //
 // Readers go by the header's offsets, not by this order, which keeps what every attach touches in
 // the first pages.
@@ -23,6 +24,7 @@
 // region; a tensor names a region and an offset in it.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -47,6 +49,13 @@ struct StringRef {
   uint32_t length;  // 0: the empty string, whatever the offset.
 };
 
+// Of HashName; random, anew for every index. A fixed one would let the author of a model choose
+// names that all fall into one bucket.
+struct HashKey {
+  uint64_t low;
+  uint64_t high;
+};
+
 struct IndexHeader {
   uint64_t magic;
   uint32_t abi_version;
@@ -64,7 +73,8 @@ struct IndexHeader {
   TableRef metadata;
   TableRef strings;
   StringRef format;  // "safetensors", "gguf", ...; "mixed" when components differ.
-  uint8_t reserved[512 - 136 - 8 * 16 - 8];
+  HashKey hash_key;
+  uint8_t reserved[512 - 136 - 8 * 16 - 8 - 16];
 };
 
 enum TensorFlags : uint8_t {
@@ -132,21 +142,52 @@ struct Bucket {
 static_assert(SharedLayout<Bucket> && sizeof(Bucket) == 8);
 static_assert(SharedLayout<IndexHeader> && sizeof(IndexHeader) == 512);
 static_assert(offsetof(IndexHeader, tensors) == 136);
+static_assert(offsetof(IndexHeader, hash_key) == 272);
 static_assert(SharedLayout<TensorEntry> && sizeof(TensorEntry) == 80);
 static_assert(offsetof(TensorEntry, dtype) == 56);
 static_assert(SharedLayout<FileEntry> && sizeof(FileEntry) == 64);
 static_assert(SharedLayout<RegionEntry> && sizeof(RegionEntry) == 48);
 static_assert(SharedLayout<ComponentEntry> && SharedLayout<MetadataEntry>);
 
-// FNV-1a, 64 bits, folded. The bucket of a name is HashName(name) & (bucket_count - 1); collisions
-// go to the next bucket, wrapping. Tensors of one bare name in several components are all in the
-// table.
-constexpr uint32_t HashName(std::string_view name) {
-  uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : name) {
-    hash ^= static_cast<uint8_t>(c);
-    hash *= 0x100000001b3ULL;
-  }
+// SipHash-1-3 with the header's key, folded to 32 bits. The bucket of a name is
+// HashName(key, name) & (bucket_count - 1); collisions go to the next bucket, wrapping. Tensors of
+// one bare name in several components are all in the table.
+constexpr uint32_t HashName(const HashKey& key, std::string_view name) {
+  uint64_t v0 = key.low ^ 0x736f6d6570736575ULL;
+  uint64_t v1 = key.high ^ 0x646f72616e646f6dULL;
+  uint64_t v2 = key.low ^ 0x6c7967656e657261ULL;
+  uint64_t v3 = key.high ^ 0x7465646279746573ULL;
+  const auto round = [&] {
+    v0 += v1;
+    v1 = std::rotl(v1, 13) ^ v0;
+    v0 = std::rotl(v0, 32);
+    v2 += v3;
+    v3 = std::rotl(v3, 16) ^ v2;
+    v0 += v3;
+    v3 = std::rotl(v3, 21) ^ v0;
+    v2 += v1;
+    v1 = std::rotl(v1, 17) ^ v2;
+    v2 = std::rotl(v2, 32);
+  };
+  // Eight bytes at a time, the first one lowest; the last word ends in the length.
+  const auto word_at = [&](size_t first, size_t count) {
+    uint64_t word = 0;
+    for (size_t i = 0; i < count; ++i) {
+      word |= uint64_t{static_cast<uint8_t>(name[first + i])} << (8 * i);
+    }
+    return word;
+  };
+  const auto mix = [&](uint64_t word) {
+    v3 ^= word;
+    round();
+    v0 ^= word;
+  };
+  size_t at = 0;
+  for (; name.size() - at >= 8; at += 8) mix(word_at(at, 8));
+  mix(word_at(at, name.size() - at) | uint64_t{name.size()} << 56);
+  v2 ^= 0xff;
+  for (int i = 0; i < 3; ++i) round();
+  const uint64_t hash = v0 ^ v1 ^ v2 ^ v3;
   return static_cast<uint32_t>(hash ^ (hash >> 32));
 }
 

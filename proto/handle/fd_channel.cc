@@ -9,12 +9,15 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <iterator>
 
 namespace modelhost {
 namespace {
 
-// Room for one descriptor more than a frame may carry, so that an excess is seen and closed.
-constexpr size_t kControlBytes = CMSG_SPACE(sizeof(int) * (abi::kMaxFdsPerFrame + 1));
+constexpr size_t kSendControlBytes = CMSG_SPACE(sizeof(int) * abi::kMaxFdsPerFrame);
+// Room for all that the kernel takes with one message (SCM_MAX_FD): more than a frame may carry is
+// then malformed, and MSG_CTRUNC means that this process is out of descriptors and nothing else.
+constexpr size_t kReceiveControlBytes = CMSG_SPACE(sizeof(int) * 253);
 
 // A reply that needs no disk comes within this; falling asleep and being woken costs as much.
 constexpr std::chrono::microseconds kStayAwake{50};
@@ -75,7 +78,7 @@ Result<void> SendFrame(const UniqueFd& socket, std::span<const std::byte> head,
   msghdr message{};
   message.msg_iov = parts.data();
   message.msg_iovlen = tail.empty() ? 1 : 2;
-  alignas(cmsghdr) std::array<char, kControlBytes> control{};
+  alignas(cmsghdr) std::array<char, kSendControlBytes> control{};
   if (!fds.empty()) {
     message.msg_control = control.data();
     message.msg_controllen = CMSG_SPACE(sizeof(int) * fds.size());
@@ -103,8 +106,9 @@ Result<void> SendFrame(const UniqueFd& socket, std::span<const std::byte> head,
 }
 
 Result<ReceivedFrame> ReceiveFrame(const UniqueFd& socket, std::span<std::byte> buffer,
-                                   ReceiveWait wait, SteadyTime deadline) {
-  alignas(cmsghdr) std::array<char, kControlBytes> control;
+                                   ReceiveWait wait, SteadyTime deadline,
+                                   std::vector<UniqueFd>* refused) {
+  alignas(cmsghdr) std::array<char, kReceiveControlBytes> control;
   iovec part{buffer.data(), buffer.size()};
   msghdr message{};
   ssize_t got = 0;
@@ -133,23 +137,26 @@ Result<ReceivedFrame> ReceiveFrame(const UniqueFd& socket, std::span<std::byte> 
   }
   ReceivedFrame frame;
   frame.fds = TakeFds(message);
-  if (got == 0) return Error{Code::kUnavailable, "the peer closed the connection", 0};
+  const auto refuse = [&](Code code, const char* why) {
+    if (refused != nullptr) std::ranges::move(frame.fds, std::back_inserter(*refused));
+    return Error{code, why, 0};
+  };
+  if (got == 0) return refuse(Code::kUnavailable, "the peer closed the connection");
   if ((message.msg_flags & MSG_CTRUNC) != 0) {
-    return Error{Code::kResourceExhausted,
-                 "receive a frame: descriptors were lost; raise RLIMIT_NOFILE (ulimit -n) of this "
-                 "process",
-                 0};
+    return refuse(Code::kResourceExhausted,
+                  "receive a frame: descriptors were lost; raise RLIMIT_NOFILE (ulimit -n) of this "
+                  "process");
   }
   if ((message.msg_flags & MSG_TRUNC) != 0 || static_cast<size_t>(got) < sizeof(abi::FrameHeader)) {
-    return Error{Code::kInvalidArgument, "malformed frame: its length is wrong", 0};
+    return refuse(Code::kInvalidArgument, "malformed frame: its length is wrong");
   }
   std::memcpy(&frame.header, buffer.data(), sizeof(abi::FrameHeader));
   frame.bytes = static_cast<size_t>(got);
   if (frame.header.magic != abi::kFrameMagic || frame.header.bytes != frame.bytes) {
-    return Error{Code::kInvalidArgument, "malformed frame: bad magic or length", 0};
+    return refuse(Code::kInvalidArgument, "malformed frame: bad magic or length");
   }
-  if (frame.header.fd_count != frame.fds.size()) {
-    return Error{Code::kInvalidArgument, "malformed frame: its descriptor count is wrong", 0};
+  if (frame.header.fd_count != frame.fds.size() || frame.fds.size() > abi::kMaxFdsPerFrame) {
+    return refuse(Code::kInvalidArgument, "malformed frame: its descriptor count is wrong");
   }
   return frame;
 }

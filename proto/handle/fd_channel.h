@@ -43,8 +43,11 @@ enum class ReceiveWait { kNo, kUntilDeadline };
 //   RESOURCE_EXHAUSTED  descriptors were lost: RLIMIT_NOFILE of this process is too low
 //   DEADLINE_EXCEEDED   nothing came (with kNo: nothing is there)
 //   INVALID_ARGUMENT    a malformed frame
+// The descriptors of a frame that is an error are closed, or appended to `refused` where closing
+// them may take longer than the caller has.
 Result<ReceivedFrame> ReceiveFrame(const UniqueFd& socket, std::span<std::byte> buffer,
-                                   ReceiveWait wait, SteadyTime deadline);
+                                   ReceiveWait wait, SteadyTime deadline,
+                                   std::vector<UniqueFd>* refused = nullptr);
 
 // A view of `value` as the bytes of a frame.
 template <typename T>

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -133,6 +134,35 @@ TEST(FdChannel, UnannouncedDescriptorsAreAnErrorAndClosed) {
   EXPECT_EQ(before, after);  // The received descriptor's number is free again.
 }
 
+// The kernel lets a peer send up to 253.
+TEST(FdChannel, MoreDescriptorsThanAFrameMayCarryAreMalformedAndGivenBack) {
+  for (const int count : {65, 253}) {
+    const Pair pair = MakePair();
+    abi::Release release{};
+    release.header = MakeHeader(abi::FrameType::kRelease, sizeof(release), 1, count);
+    std::vector<char> control(CMSG_SPACE(sizeof(int) * count));
+    iovec part{&release, sizeof(release)};
+    msghdr message{};
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.data();
+    message.msg_controllen = control.size();
+    cmsghdr* head = CMSG_FIRSTHDR(&message);
+    head->cmsg_level = SOL_SOCKET;
+    head->cmsg_type = SCM_RIGHTS;
+    head->cmsg_len = CMSG_LEN(sizeof(int) * count);
+    auto* fds = reinterpret_cast<int*>(CMSG_DATA(head));
+    for (int i = 0; i < count; ++i) fds[i] = pair.a.get();
+    ASSERT_EQ(::sendmsg(pair.a.get(), &message, 0), static_cast<ssize_t>(sizeof(release)));
+    std::vector<std::byte> buffer(abi::kMaxFrameBytes);
+    std::vector<UniqueFd> refused;
+    const auto frame = ReceiveFrame(pair.b, buffer, ReceiveWait::kNo, {}, &refused);
+    ASSERT_FALSE(frame.ok());
+    EXPECT_EQ(frame.error().code, Code::kInvalidArgument) << frame.error().text;
+    EXPECT_EQ(refused.size(), static_cast<size_t>(count));
+  }
+}
+
 TEST(FdChannel, LostDescriptorsNameTheLimit) {
   const Pair pair = MakePair();
   const SealedRegion sealed = MakeSealed(4096, 3);
@@ -140,16 +170,16 @@ TEST(FdChannel, LostDescriptorsNameTheLimit) {
   release.header = MakeHeader(abi::FrameType::kRelease, sizeof(release), 1, 3);
   const std::array<const UniqueFd*, 3> fds = {&sealed.fd, &sealed.fd, &sealed.fd};
   ASSERT_TRUE(SendFrame(pair.a, AsBytes(release), {}, fds).ok());
-  std::vector<UniqueFd> filler;
-  while (true) {
-    UniqueFd fd(::dup(0));
-    if (!fd.valid()) break;
-    filler.push_back(std::move(fd));
-    if (filler.size() > 100000) break;
-  }
-  filler.pop_back();  // Room for one of three.
   std::vector<std::byte> buffer(abi::kMaxFrameBytes);
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const int next = ::dup(0);  // The lowest free number.
+  ::close(next);
+  rlimit low = before;
+  low.rlim_cur = static_cast<rlim_t>(next) + 1;  // Room for one of three, at most.
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
   const auto frame = ReceiveFrame(pair.b, buffer, ReceiveWait::kNo, {});
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   ASSERT_FALSE(frame.ok());
   EXPECT_EQ(frame.error().code, Code::kResourceExhausted);
   EXPECT_THAT(frame.error().text, HasSubstr("RLIMIT_NOFILE"));

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <string>
@@ -15,6 +16,8 @@ namespace modelhost {
 namespace {
 
 constexpr uint64_t kHugePage = uint64_t{2} << 20;
+
+uintptr_t PageBytes() { return static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE)); }
 
 Result<void> CheckSeals(const UniqueFd& fd, int wanted) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
@@ -48,7 +51,7 @@ Result<void> CheckSize(const UniqueFd& fd, uint64_t bytes, bool exact) {
 
 void Prefault(std::span<const std::byte> bytes) {
   // The kernel wants a page's first byte.
-  const auto first = reinterpret_cast<uintptr_t>(bytes.data()) & ~uintptr_t{4095};
+  const auto first = reinterpret_cast<uintptr_t>(bytes.data()) & ~(PageBytes() - 1);
   const auto end = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
   (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_READ);
 }
@@ -80,7 +83,7 @@ Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes,
     return ErrnoError(error, "map " + std::to_string(bytes) + " bytes");
   }
   if (aligned > start) ::munmap(reserved, aligned - start);
-  const uintptr_t tail = (aligned + bytes + 4095) & ~uintptr_t{4095};
+  const uintptr_t tail = (aligned + bytes + PageBytes() - 1) & ~(PageBytes() - 1);
   if (start + room > tail) ::munmap(reinterpret_cast<void*>(tail), start + room - tail);
   return ReadOnlyMapping({static_cast<const std::byte*>(at), bytes});
 }

@@ -6,6 +6,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <thread>
 
 namespace modelhost {
 
@@ -31,6 +32,8 @@ class SeqlockWrite {
 template <typename Copy>
 bool SeqlockRead(const std::atomic<uint64_t>& sequence, int attempts, Copy copy) {
   for (int i = 0; i < attempts; ++i) {
+    // A writer that was put aside inside its write needs the processor.
+    if (i != 0) std::this_thread::yield();
     const uint64_t before = sequence.load(std::memory_order_acquire);
     if ((before & 1) != 0) continue;
     copy();

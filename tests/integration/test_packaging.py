@@ -93,12 +93,8 @@ class SocketActivation(harness.Case):
         fds = [fcntl.fcntl(listener, fcntl.F_DUPFD, 20) for listener in listeners]
         script = (f"exec 3<&{fds[0]} 4<&{fds[1]} {fds[0]}<&- {fds[1]}<&-; "
                   'export LISTEN_PID=$$; exec "$@"')
-        daemon.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         notify = self.folder / "notify.sock"
-        daemon.notify.bind(str(notify))
-        notify.chmod(0o666)
-        daemon.notify.settimeout(0.2)
-        daemon.messages = []
+        daemon.notify = harness.Notifications(notify)
         log = open(daemon.log, "ab")
         self.addCleanup(log.close)
         command = daemon.command()

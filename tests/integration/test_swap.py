@@ -1,11 +1,12 @@
 """Labels: moved all at once, durably, and never to something that does not work."""
 import os
 import threading
+import time
 import unittest
 
 import models
-from harness import (EXIT_CONFLICT, EXIT_INTEGRITY, EXIT_NOT_FOUND, EXIT_OK, EXIT_OLD_SERVES, Case,
-                     smoke, wait_for)
+from harness import (AS_ROOT, DAEMON, EXIT_CONFLICT, EXIT_INTEGRITY, EXIT_NOT_FOUND, EXIT_OK,
+                     EXIT_OLD_SERVES, Case, smoke, wait_for)
 
 
 class Swap(Case):
@@ -191,6 +192,47 @@ class Swap(Case):
             self.assertGreater(answer["reads"], 4)
         seen = set().union(*(answer["versions"] for answer in answers))
         self.assertEqual(seen, {"1", "2"})
+
+
+class BesideLongLoads(Case):
+    """More loads than the daemon does at once, each of a file that takes long to hash."""
+
+    MODELS = [f"slow{i}" for i in range(6)]
+    daemon_options = {"config": "".join(
+        f'[[models]]\nname = "{name}"\nresidency = "mapped"\n' for name in MODELS)}
+
+    def put(self, model, nbytes=4 << 30):
+        # As an operator's rsync leaves it, without a manifest; a hole needs no disk.
+        model_dir = self.daemon.store / "models" / model
+        version = model_dir / "versions/1"
+        version.mkdir(parents=True)
+        with open(version / "model.safetensors", "wb") as out:
+            out.write(models.safetensors_header([("w", "I64", [nbytes // 8], nbytes)]))
+            out.truncate(out.tell() + nbytes)
+        for path in [model_dir, *model_dir.rglob("*")]:
+            path.chmod(0o700 if path.is_dir() else 0o400)
+            if AS_ROOT:
+                os.chown(path, DAEMON, DAEMON)
+
+    def under_way(self):
+        return [row for row in self.json("ops", "ls")["items"]
+                if row["model"] in self.MODELS and row["state"] in ("queued", "running")]
+
+    def test_a_rollback_and_a_stop_wait_for_none(self):
+        self.serve("planner", 1)
+        self.publish("planner", 2)
+        self.ctl("swap", "planner", "--version", "2")
+        for model in self.MODELS:
+            self.put(model)
+        self.ctl("rescan")
+        for model in self.MODELS:
+            self.ctl("swap", model, "--version", "1", "--no-wait")
+        self.assertEqual(len(self.under_way()), len(self.MODELS))
+        self.ctl("rollback", "planner")
+        self.assertTrue(self.under_way(), "the rollback waited for the loads")
+        started = time.monotonic()
+        self.assertEqual(self.daemon.stop(), 0)
+        self.assertLess(time.monotonic() - started, 5)
 
 
 if __name__ == "__main__":

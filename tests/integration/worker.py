@@ -100,30 +100,6 @@ class Worker:
         changed, handles = self.live_set.adopt()
         return {"changed": changed, "versions": [handle.version() for handle in handles]}
 
-    def write_through(self, name, key="a"):
-        """Tries what a hostile client tries: a writable mapping of every descriptor it was given."""
-        wins = []
-        for fd in os.listdir("/proc/self/fd"):
-            path = f"/proc/self/fd/{fd}"
-            try:
-                target = os.readlink(path)
-            except OSError:
-                continue
-            if "memfd:" not in target:
-                continue
-            try:
-                again = os.open(path, os.O_RDWR)
-            except OSError:
-                continue
-            try:
-                mmap.mmap(again, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE).close()
-                wins.append(target)
-            except (OSError, PermissionError, ValueError):
-                pass
-            finally:
-                os.close(again)
-        return {"writable": wins, "checked": name in self.handles[key].names()}
-
     def fork_and_read(self, key="a"):
         """A forked child reads what is mapped, then ends; what the daemon sees is the parent's."""
         read, write = os.pipe()

@@ -8,9 +8,10 @@
  * also after a swap and after the daemon's death. While the daemon is away everything that is
  * mapped goes on; the library reconnects by itself and takes its leases up again.
  *
- * Units       sizes in bytes, times in milliseconds, shapes and strides in elements, outermost
- * first. Threads     any thread may call anything at any time, but: mh_disconnect of a client,
- * mh_release of the last reference to a handle and mh_live_release must not run while another
+ * Units       sizes in bytes, times in milliseconds, shapes and strides in elements (outermost
+ *             first).
+ * Threads     any thread may call anything at any time, but: mh_disconnect of a client, mh_release
+ *             of the last reference to a handle and mh_live_release must not run while another
  *             thread uses that object; mh_live_adopt of one mh_live is for one thread at a time.
  * Ownership   what a function returns through a pointer to a pointer is yours to release. Strings,
  *             shapes and bytes in views belong to the handle and live as long as it does.
@@ -129,8 +130,8 @@ MH_API int mh_event_fd(mh_client* client);
 MH_API void mh_clear_events(mh_client* client);
 
 /* Which version a reference names now, and its label's generation (0 for "model@N"), read from the
- * shared page: no lease, no round trip. MH_NOT_FOUND: no such label (a fixed version is not
- * checked). */
+ * shared page: no lease, no round trip. MH_NOT_FOUND: no such label, or the page has no room for it
+ * (4,096 labels; the text says so). A fixed version is not checked. */
 MH_API mh_status mh_resolve(const mh_client* client, const char* ref, uint64_t* version,
                             uint64_t* generation, mh_error* error);
 
@@ -146,12 +147,14 @@ typedef struct mh_acquire_options {
   { sizeof(mh_acquire_options), 0, 0, 0 }
 
 /* Takes a lease on a version and maps it. `ref` is "planner" (= "planner:stable"), "planner:canary"
- * or "planner@7". `options` NULL means no waiting. On failure `*handle` is untouched: MH_NOT_FOUND
- * no such model, label or version; near names are in the text MH_FAILED_PRECONDITION not READY (and
- * `wait` is 0) MH_DEADLINE_EXCEEDED   still not READY; or no answer MH_PERMISSION_DENIED   you may
- * not read this model MH_RESOURCE_EXHAUSTED  RLIMIT_NOFILE or address space of this process, or a
- * limit of the daemon MH_DATA_LOSS           what came is not sealed, not of the size claimed, or a
- * broken index MH_UNAVAILABLE         no daemon until the deadline */
+ * or "planner@7". `options` NULL means no waiting. On failure `*handle` is untouched:
+ *   MH_NOT_FOUND           no such model, label or version; near names are in the text
+ *   MH_FAILED_PRECONDITION not READY (and `wait` is 0)
+ *   MH_DEADLINE_EXCEEDED   still not READY; or no answer
+ *   MH_PERMISSION_DENIED   you may not read this model
+ *   MH_RESOURCE_EXHAUSTED  RLIMIT_NOFILE or address space of this process, or a limit of the daemon
+ *   MH_DATA_LOSS           what came is not sealed, not of the size claimed, or a broken index
+ *   MH_UNAVAILABLE         no daemon until the deadline */
 MH_API mh_status mh_acquire(mh_client* client, const char* ref, const mh_acquire_options* options,
                             mh_handle** handle, mh_error* error);
 
@@ -175,7 +178,8 @@ MH_API const char* mh_handle_digest(const mh_handle* handle);  /* SHA-256, 64 he
 MH_API const char* mh_handle_format(const mh_handle* handle);  /* "safetensors", "gguf", ... */
 
 /* 1 when the label that the handle was acquired by has moved since, else 0. One atomic load of a
- * shared page: fit for every turn of a control loop. Always 0 for a fixed version. */
+ * shared page: fit for every turn of a control loop. Always 0 for a fixed version, and for a label
+ * that the page has no room for (mh_follow follows it all the same). */
 MH_API int mh_superseded(const mh_handle* handle);
 
 /* --- Tensors --------------------------------------------------------------------------------- */
@@ -211,9 +215,10 @@ typedef struct mh_tensor_view {
   }
 
 /* Looks a tensor up by its bare name or, when two components have it, by "component/name". No call
- * to the daemon, no system call, no allocation when it succeeds. MH_NOT_FOUND        none of this
- * name; near names are in the text MH_INVALID_ARGUMENT several components have it; the text says
- * which MH_DATA_LOSS        the index is broken */
+ * to the daemon, no system call, no allocation when it succeeds.
+ *   MH_NOT_FOUND         none of this name; near names are in the text
+ *   MH_INVALID_ARGUMENT  several components have it; the text says which
+ *   MH_DATA_LOSS         the index is broken */
 MH_API mh_status mh_tensor(const mh_handle* handle, const char* name, mh_tensor_view* view);
 MH_API size_t mh_tensor_count(const mh_handle* handle);
 /* By number, sorted by name. MH_OUT_OF_RANGE, MH_DATA_LOSS. */
@@ -239,7 +244,8 @@ typedef struct mh_file_view {
 
 /* One file of the version, as bytes and as a path that any program of this process can open. The
  * first call for a file asks the daemon for its descriptor, and the handle keeps it; later ones
- * cost nothing. MH_NOT_FOUND           no such file; near names are in the text
+ * cost nothing.
+ *   MH_NOT_FOUND           no such file; near names are in the text
  *   MH_RESOURCE_EXHAUSTED  RLIMIT_NOFILE
  *   MH_UNAVAILABLE, MH_DEADLINE_EXCEEDED  no daemon, and the file was not fetched before
  *   MH_FAILED_PRECONDITION after mh_disconnect or in a forked child

@@ -245,7 +245,11 @@ class ModelHandle {
     Init(&view);
     view.error = &error;
     const mh_status status = fill(&view);
-    if (status != MH_OK) return internal::TakeError(error);
+    if (status != MH_OK) {
+      // Arguments that are wrong as such come without a text.
+      if (error.status == MH_OK) return Error{status, "the handle is empty, or the name is NULL"};
+      return internal::TakeError(error);
+    }
     view.error = nullptr;
     return Wrapper(view);
   }

@@ -14,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "client/src/reference.h"
 #include "proto/handle/fd_channel.h"
@@ -100,9 +101,13 @@ void FakeServer::MakePage() {
   head.page_bytes = abi::kCatalogueBytes;
   head.epoch = epoch_;
   head.state.store(static_cast<uint32_t>(abi::CatalogueState::kOpen));
+  if (page_is_full_) {
+    head.slot_count.store(head.capacity);
+    for (auto& [key, label] : labels_) label.slot = abi::kNoSlot;
+  }
   // In another order than before, so that a slot of the last epoch is no slot of this one.
   uint32_t next = 0;
-  for (auto it = labels_.rbegin(); it != labels_.rend(); ++it) {
+  for (auto it = labels_.rbegin(); it != labels_.rend() && !page_is_full_; ++it) {
     it->second.slot = next++;
     WriteSlot(it->first, it->second);
   }
@@ -110,6 +115,7 @@ void FakeServer::MakePage() {
 }
 
 void FakeServer::WriteSlot(const std::pair<std::string, std::string>& key, const Label& label) {
+  if (label.slot == abi::kNoSlot) return;
   abi::CatalogueSlot& to = slot(label.slot);
   if (label.slot >= header().slot_count.load()) {
     CopyName(key.first, to.model);
@@ -126,7 +132,9 @@ void FakeServer::SetLabels(const std::map<std::pair<std::string, std::string>, u
   const std::lock_guard lock(mutex_);
   for (const auto& [key, version] : labels) {
     auto [it, fresh] = labels_.try_emplace(key);
-    if (fresh) it->second.slot = static_cast<uint32_t>(labels_.size() - 1);
+    if (fresh) {
+      it->second.slot = page_is_full_ ? abi::kNoSlot : static_cast<uint32_t>(labels_.size() - 1);
+    }
     it->second.version = version;
     ++it->second.generation;
   }
@@ -179,6 +187,7 @@ void FakeServer::Start() {
   {
     const std::lock_guard lock(mutex_);
     ++epoch_;
+    next_lease_ = 1;
     MakePage();
   }
   ::unlink(socket_path_.c_str());
@@ -328,12 +337,17 @@ bool FakeServer::OnAcquire(Peer& peer, const abi::Acquire& acquire,
   }
   for (const abi::Ref& ref : refs) {
     const Resident* resident = Find(ref);
+    const bool wait = (acquire.flags & abi::kAcquireWait) != 0;
+    if (resident == nullptr && wait && !redeclare) {
+      waiting_.push_back({&peer, acquire, refs});
+      return true;
+    }
     if (resident == nullptr) {
       return SendError(peer, request, static_cast<uint32_t>(Code::kNotFound),
                        ReferenceName(ref) + ": no such model, label or version");
     }
     if (resident->ready) continue;
-    if ((acquire.flags & abi::kAcquireWait) == 0) {
+    if (!wait) {
       return SendError(peer, request, static_cast<uint32_t>(Code::kFailedPrecondition),
                        ReferenceName(ref) + ": LOADING, not READY (wait for it)");
     }
@@ -344,7 +358,7 @@ bool FakeServer::OnAcquire(Peer& peer, const abi::Acquire& acquire,
   for (uint32_t i = 0; i < refs.size(); ++i) {
     if (!Grant(peer, acquire, i, refs[i], *Find(refs[i]))) return false;
   }
-  return true;
+  return !std::exchange(faults_.hang_up_after_grant, false);
 }
 
 bool FakeServer::Grant(Peer& peer, const abi::Acquire& acquire, uint32_t number,

@@ -29,18 +29,19 @@ struct Faults {
   bool silent_acquire = false;
   bool unsealed_index = false;
   bool unsealed_region = false;
-  bool other_index = false;         // Of a version that was not granted.
-  bool broken_index = false;        // Sealed and announced right, but no index.
-  int64_t index_bytes_extra = 0;    // Added to the announced size.
-  int64_t region_bytes_extra = 0;   // Likewise.
-  bool drop_region = false;         // The last region never comes; the counts agree.
-  bool repeat_region = false;       // The first region comes in the place of the second.
-  bool too_few_fds = false;         // The frame's counts do not agree with its descriptors.
-  bool events_between = false;      // An event before every reply.
-  bool wrong_model = false;         // Grants something that nobody asked for.
-  bool garbage_reply = false;       // Half a frame in place of a reply.
-  bool huge_count = false;          // Claims regions that do not come with it.
-  bool hang_up_on_acquire = false;  // Ends the connection in place of an answer, once.
+  bool other_index = false;          // Of a version that was not granted.
+  bool broken_index = false;         // Sealed and announced right, but no index.
+  int64_t index_bytes_extra = 0;     // Added to the announced size.
+  int64_t region_bytes_extra = 0;    // Likewise.
+  bool drop_region = false;          // The last region never comes; the counts agree.
+  bool repeat_region = false;        // The first region comes in the place of the second.
+  bool too_few_fds = false;          // The frame's counts do not agree with its descriptors.
+  bool events_between = false;       // An event before every reply.
+  bool wrong_model = false;          // Grants something that nobody asked for.
+  bool garbage_reply = false;        // Half a frame in place of a reply.
+  bool huge_count = false;           // Claims regions that do not come with it.
+  bool hang_up_on_acquire = false;   // Ends the connection in place of an answer, once.
+  bool hang_up_after_grant = false;  // Ends the connection right after its answer, once.
   bool redeclare_not_found = false;
 };
 
@@ -55,13 +56,16 @@ class FakeServer {
   void SetLabel(const std::string& model, const std::string& label, uint64_t version) {
     SetLabels({{{model, label}, version}});
   }
+  // Before Start: the page is full of other labels; ours have no slots.
+  void FillPage() { page_is_full_ = true; }
   // What was labelled but not loaded yet: an Acquire with kAcquireWait waits for it.
   void SetReady(const std::string& model, uint64_t version, bool ready);
 
   // Cuts the store file behind a kFile region, as a careless operator might.
   void TruncateFile(const std::string& model, uint64_t version, uint32_t file, uint64_t bytes);
 
-  // Serves with a new page and epoch. Stop ends all connections at once, as a kill would.
+  // Serves with a new page and epoch, and numbers leases from 1 again, as a daemon does that was
+  // started anew. Stop ends all connections at once, as a kill would.
   void Start();
   void Stop();
 
@@ -133,6 +137,7 @@ class FakeServer {
   std::vector<Waiting> waiting_;
   std::optional<OneWriterRegion> page_;
   Faults faults_;
+  bool page_is_full_ = false;
   uint64_t epoch_ = 0;
   uint64_t next_lease_ = 1;
   uint64_t acquires_ = 0;

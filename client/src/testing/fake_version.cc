@@ -74,6 +74,7 @@ FakeVersion MakeVersion(const std::string& model, uint64_t version, size_t tenso
 std::string BuildIndex(const FakeVersion& version) {
   Strings strings;
   abi::IndexHeader header{};
+  header.hash_key = {0x0706050403020100 + version.version, 0x0f0e0d0c0b0a0908};
   std::map<std::string, uint32_t> component_numbers;
   for (const FakeTensor& tensor : version.tensors) component_numbers[tensor.component] = 0;
   std::vector<abi::ComponentEntry> components;
@@ -115,7 +116,7 @@ std::string BuildIndex(const FakeVersion& version) {
   }
   std::vector<abi::Bucket> buckets(tensors.empty() ? 0 : std::bit_ceil(tensors.size() * 2));
   for (size_t i = 0; i < tensors.size(); ++i) {
-    const uint32_t hash = abi::HashName(sorted[i].name);
+    const uint32_t hash = abi::HashName(header.hash_key, sorted[i].name);
     size_t at = hash & (buckets.size() - 1);
     while (buckets[at].number != 0) at = (at + 1) & (buckets.size() - 1);
     buckets[at] = {hash, static_cast<uint32_t>(i + 1)};

@@ -1,0 +1,274 @@
+// Looking at the store: what a scan found, and what a verification said, become part of the
+// records.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/platform/errno_status.h"
+#include "daemon/registry/manager_impl.h"
+#include "daemon/registry/swap_policy.h"
+
+namespace modelhost {
+
+absl::StatusOr<OperationId> ModelManager::Verify(const VersionKey& key, uint32_t by) {
+  Impl& impl = *impl_;
+  if (impl.stopping) return absl::UnavailableError("the daemon is stopping");
+  const VersionRecord* record = impl.Find(key);
+  if (record == nullptr) return impl.NoSuchVersion(key);
+  for (const OperationSnapshot& running : impl.operations.List()) {
+    if (!running.finished_state() && running.kind == OperationKind::kVerify &&
+        running.model == key.model && running.version == key.version) {
+      return running.id;
+    }
+  }
+  const OperationId id =
+      impl.operations.Begin(OperationKind::kVerify, key.model, key.version, "", by);
+  auto cancel = std::make_shared<CancelToken>();
+  impl.verifies[id] = cancel;
+  LoadRequest request;
+  request.model = key.model;
+  request.version = key.version;
+  request.policy = impl.PolicyOf(key.model);
+  request.cancel = cancel;
+  request.progress = [&impl, id](const LoadProgress& progress) {
+    impl.deps.loop.Post([&impl, id, progress] {
+      impl.operations.Update(id, [&](OperationSnapshot& snapshot) {
+        snapshot.phase = progress.phase;
+        snapshot.bytes_done = progress.bytes_done;
+        snapshot.bytes_total = progress.bytes_total;
+      });
+    });
+  };
+  impl.OnLongPool(
+      [&impl, request = std::move(request)] {
+        const absl::Status verified = impl.deps.loader.Verify(request);
+        // What was found bad must be known after a restart, too. A record that cannot be
+        // written is tried again with the next one.
+        (void)impl.deps.verified.Save(impl.deps.state_dir);
+        return verified;
+      },
+      [&impl, id, key](const absl::Status& status) {
+        impl.verifies.erase(id);
+        impl.Tell(
+            [&](Observer& observer) { observer.OnIntegrityCheck(key.model, "full", status); });
+        impl.Note(key, "verified", status.ok() ? "good" : std::string(status.message()));
+        VersionRecord* found = impl.Find(key);
+        if (found != nullptr) impl.ApplyVerified(*found, status);
+        impl.operations.Update(
+            id, [&](OperationSnapshot& snapshot) { snapshot.result.bytes = snapshot.bytes_total; });
+        impl.operations.Finish(id, status);
+        impl.UpdateReady();
+      });
+  return id;
+}
+
+void ModelManager::Impl::ApplyVerified(VersionRecord& record, const absl::Status& status) {
+  if (status.ok()) {
+    // A sealed copy whose files were bad, and are good again.
+    if (record.resident != nullptr && record.health == Health::kDegraded &&
+        record.health_reason == HealthReason::kSourceChanged) {
+      SetGoodHealth(record);
+    }
+    return;
+  }
+  if (ClassifyLoadFailure(status, ErrnoOf(status)) != LoadFailure::kBadBytes) return;
+  if (record.phase == Phase::kStaged || record.phase == Phase::kFailed) {
+    record.error = status;
+    Move(record, Phase::kQuarantined);
+  } else if (record.resident != nullptr && record.health != Health::kSuspect) {
+    // A sealed copy was checked when it was made, and no disk can change it.
+    SetHealth(record, record.resident->all_sealed() ? Health::kDegraded : Health::kSuspect,
+              HealthReason::kSourceChanged, std::string(status.message()));
+  }
+}
+
+void ModelManager::Rescan(std::function<void(absl::StatusOr<RescanResult>)> done) {
+  impl_->ScanAgain(std::move(done));
+}
+
+void ModelManager::SetModelPolicies(std::map<std::string, ModelPolicy> policies) {
+  Impl& impl = *impl_;
+  impl.options.model_policies = std::move(policies);
+  for (const auto& [name, policy] : impl.options.model_policies) impl.Book(name);
+  for (auto& [name, book] : impl.models) {
+    const auto over = impl.options.model_policies.find(name);
+    book.policy = modelhost::Resolve(
+        book.file_policy, over == impl.options.model_policies.end() ? ModelPolicy{} : over->second);
+  }
+  impl.UpdateReady();
+}
+
+void ModelManager::Impl::ScanAgain(ScanDone done) {
+  // One at a time: an older picture applied after a newer one would take versions away.
+  scan_waiters.push_back(std::move(done));
+  if (!scanning) RunScan();
+}
+
+void ModelManager::Impl::RunScan() {
+  scanning = true;
+  struct Scanned {
+    ScanResult models = std::vector<ScannedModel>{};
+    ModelAccess access;
+  };
+  OnShortPool(
+      [this, policies = options.model_policies] {
+        Scanned scanned_now;
+        scanned_now.models = deps.store.Scan();
+        if (!scanned_now.models.ok()) return scanned_now;
+        for (const ScannedModel& model : *scanned_now.models) {
+          const auto over = policies.find(model.name);
+          const EffectivePolicy policy = modelhost::Resolve(
+              model.policy, over == policies.end() ? ModelPolicy{} : over->second);
+          // With an unreadable model.toml these are the read_groups of the configuration, if any.
+          if (!policy.read_groups.has_value()) continue;
+          // Group look-ups may go to a directory server: here, not on the control thread.
+          std::vector<std::string> unknown;
+          scanned_now.access[model.name] = std::make_shared<const AccessPolicy>(
+              AccessPolicy::Make(*policy.read_groups, {}, options.own_uid, &unknown));
+        }
+        return scanned_now;
+      },
+      [this, waiters = std::exchange(scan_waiters, {})](Scanned result) {
+        scanning = false;
+        absl::StatusOr<RescanResult> applied = TakeScan(std::move(result.models), result.access);
+        for (const ScanDone& done : waiters) done(applied);
+        if (!scan_waiters.empty() && !scanning) RunScan();
+        RetryAfterScan();
+        UpdateReady();
+      });
+}
+
+absl::StatusOr<ModelManager::RescanResult> ModelManager::Impl::TakeScan(ScanResult scan,
+                                                                        const ModelAccess& access) {
+  if (!scan.ok()) {
+    // Absence is not an instruction: what is resident stays, and says that its source is gone.
+    store_error = std::string(scan.status().message());
+    for (auto& [key, record] : versions) {
+      if (record.resident != nullptr && record.health == Health::kOk) {
+        SetHealth(record, Health::kDegraded, HealthReason::kSourceGone, store_error);
+      }
+    }
+    return scan.status();
+  }
+  store_error.clear();
+  scanned = true;
+  const RescanResult applied = ApplyScan(*std::move(scan), access);
+  Tell([&](Observer& observer) { observer.OnScan(applied.added, applied.invalid); });
+  return applied;
+}
+
+// Who may read must never widen because a file could not be read: the rules of the last good scan
+// stay, and without one only the daemon's own uid and root may.
+void ModelManager::Impl::ApplyScannedPolicy(const ScannedModel& model, const ModelAccess& access) {
+  ModelBook& book = Book(model.name);
+  book.policy_error = model.policy_error;
+  if (model.policy_error.empty()) {
+    book.file_policy = model.policy;
+    book.policy_known = true;
+  }
+  const auto over = options.model_policies.find(model.name);
+  const ModelPolicy configured =
+      over == options.model_policies.end() ? ModelPolicy{} : over->second;
+  book.policy = modelhost::Resolve(book.file_policy, configured);
+  if (model.policy_error.empty() || configured.read_groups.has_value()) {
+    const auto it = access.find(model.name);
+    book.access = it == access.end() ? nullptr : it->second;
+  } else if (!book.policy_known) {
+    book.access =
+        std::make_shared<const AccessPolicy>(AccessPolicy::Make({}, {}, options.own_uid, nullptr));
+  }
+}
+
+// One that is in use stays in use: a scan reports, it never takes away. Whether its bytes are still
+// good is the health check's to say, which looks at the very files that are mapped.
+void ModelManager::Impl::ApplyInvalidVersion(ModelBook& book, const std::string& model,
+                                             const ScannedVersion& version) {
+  VersionRecord* record = Find({model, version.number});
+  if (record == nullptr || (record->resident == nullptr && record->cancel == nullptr)) {
+    book.invalid.push_back(version);
+    return;
+  }
+  const bool may_tell = record->health == Health::kOk ||
+                        record->health_reason == HealthReason::kPinPartial ||
+                        record->health_reason == HealthReason::kSourceGone;
+  if (record->resident != nullptr && may_tell && !record->resident->all_sealed()) {
+    SetHealth(*record, Health::kDegraded, HealthReason::kSourceInvalid, version.invalid);
+  }
+}
+
+ModelManager::RescanResult ModelManager::Impl::ApplyScan(std::vector<ScannedModel> scanned_models,
+                                                         const ModelAccess& access) {
+  RescanResult result;
+  std::set<VersionKey> seen;
+  for (auto& [name, book] : models) book.invalid.clear();
+  for (ScannedModel& model : scanned_models) {
+    ++result.models;
+    ModelBook& book = Book(model.name);
+    ApplyScannedPolicy(model, access);
+    if (!model.versions_error.empty()) {
+      // Unknown is not absent.
+      for (const auto& [key, record] : versions) {
+        if (key.model == model.name) seen.insert(key);
+      }
+    }
+    for (const ScannedVersion& version : model.versions) {
+      if (!version.invalid.empty()) {
+        ++result.invalid;
+        const VersionRecord* record = Find({model.name, version.number});
+        if (record != nullptr && (record->resident != nullptr || record->cancel != nullptr)) {
+          seen.insert(record->key);
+        }
+        ApplyInvalidVersion(book, model.name, version);
+        continue;
+      }
+      ++result.versions;
+      seen.insert({model.name, version.number});
+      ApplyScannedVersion(model.name, version, result);
+    }
+  }
+  std::vector<VersionKey> gone;
+  for (auto& [key, record] : versions) {
+    if (seen.contains(key) || !record.on_disk) continue;
+    record.on_disk = false;
+    gone.push_back(key);
+  }
+  for (const VersionKey& key : gone) {
+    ++result.gone;
+    VersionRecord& record = *Find(key);
+    if (record.resident != nullptr && record.health != Health::kSuspect) {
+      SetHealth(record, Health::kDegraded, HealthReason::kSourceGone);
+    }
+    ForgetIfGone(key);
+  }
+  return result;
+}
+
+void ModelManager::Impl::ApplyScannedVersion(const std::string& model,
+                                             const ScannedVersion& version, RescanResult& result) {
+  const VersionKey key{model, version.number};
+  const auto [it, added] = versions.try_emplace(key);
+  VersionRecord& record = it->second;
+  if (added) {
+    record.key = key;
+    ++result.added;
+  }
+  const bool returned = !std::exchange(record.on_disk, true);
+  if (record.resident == nullptr) {
+    record.file_bytes = version.bytes;
+    if (version.digest.has_value()) record.digest = version.digest;
+    record.created = version.created;
+  } else if (record.health == Health::kDegraded &&
+             (record.health_reason == HealthReason::kSourceGone ||
+              record.health_reason == HealthReason::kSourceInvalid)) {
+    SetGoodHealth(record);
+  }
+  record.manifest = version.manifest;
+  if (!added && !returned) return;
+  record.created = version.created;
+  Changed(record);
+  // A label may have been waiting for it since the start.
+  if (scanned && record.phase == Phase::kStaged && !LabelsOf(key).empty()) {
+    EnsureReady(key, {0, [this](const absl::Status&) { UpdateReady(); }});
+  }
+}
+
+}  // namespace modelhost

@@ -1,0 +1,218 @@
+// Draining and freeing: from READY back to STAGED.
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/registry/manager_impl.h"
+
+namespace modelhost {
+
+void ModelManager::Impl::ReviewKeeping(VersionRecord& record) {
+  const bool idle =
+      record.phase == Phase::kReady && record.holds == 0 && LabelsOf(record.key).empty();
+  if (idle == (record.keep_timer != 0)) return;
+  if (!idle) {
+    deps.loop.CancelTimer(std::exchange(record.keep_timer, 0));
+    return;
+  }
+  const absl::Duration keep = PolicyOf(record.key.model).keep_previous;
+  record.keep_timer = deps.loop.PostDelayed(keep, [this, key = record.key] {
+    VersionRecord* found = Find(key);
+    if (found == nullptr) return;
+    found->keep_timer = 0;
+    if (found->phase != Phase::kReady || found->holds > 0 || !LabelsOf(key).empty()) return;
+    BeginDrain(*found, 0);
+  });
+}
+
+void ModelManager::Impl::Unhold(const VersionKey& key) {
+  VersionRecord* record = Find(key);
+  if (record == nullptr || record->holds == 0) return;
+  --record->holds;
+  ReviewKeeping(*record);
+}
+
+void ModelManager::Impl::BeginDrain(VersionRecord& record, OperationId unload) {
+  if (record.keep_timer != 0) deps.loop.CancelTimer(std::exchange(record.keep_timer, 0));
+  if (!Move(record, Phase::kDraining)) return;
+  record.unload = unload;
+  record.drain_started = deps.clock.Monotonic();
+  record.drain_deadline_hit = false;
+  const VersionKey key = record.key;
+  Tell([&](Observer& observer) { observer.OnDraining(key); });
+  MaybeUnload(record);
+}
+
+void ModelManager::Impl::StopDrain(VersionRecord& record) {
+  if (record.drain_timer != 0) deps.loop.CancelTimer(std::exchange(record.drain_timer, 0));
+  const OperationId unload = std::exchange(record.unload, 0);
+  Move(record, Phase::kReady);
+  record.last_used = deps.clock.Wall();
+  ReviewKeeping(record);
+  if (unload != 0) {
+    operations.Finish(unload, absl::AbortedError(absl::StrCat(
+                                  record.key.ToString(), ": wanted again before it was unloaded")));
+    RetryPendingAcquires(record.key.model);
+  }
+}
+
+void ModelManager::Impl::MaybeUnload(VersionRecord& record) {
+  if (record.phase != Phase::kDraining) return;
+  const uint64_t held = leases.CountOf(record.key);
+  if (held == 0) return StartUnload(record, false);
+  if (record.unload != 0) {
+    operations.Update(record.unload, [&](OperationSnapshot& operation) {
+      operation.phase = "drain";
+      operation.message = absl::StrCat("waiting for ", held, held == 1 ? " lease" : " leases");
+    });
+  }
+}
+
+void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
+  if (record.drain_timer != 0) deps.loop.CancelTimer(std::exchange(record.drain_timer, 0));
+  const VersionKey key = record.key;
+  const absl::Duration drained = deps.clock.Monotonic() - record.drain_started;
+  if (!Move(record, Phase::kUnloading)) return;
+  Tell([&](Observer& observer) { observer.OnDrained(key, drained, deadline); });
+  const absl::Duration started = deps.clock.Monotonic();
+  if (record.reload != nullptr) {
+    std::exchange(record.reload, nullptr)->Cancel();
+    // Who waited for it gets what comes after this: a load.
+  }
+  // Unmapping gigabytes takes long: not here. Clients keep what they have mapped.
+  OnShortPool(
+      [resident = std::exchange(record.resident, nullptr)]() mutable {
+        resident.reset();
+        return 0;
+      },
+      [this, key, started](int) { FinishUnload(key, started); });
+}
+
+void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration started) {
+  VersionRecord* record = Find(key);
+  if (record == nullptr) return;
+  record->health = record->on_disk ? Health::kOk : Health::kDegraded;
+  record->health_reason = record->on_disk ? HealthReason::kNone : HealthReason::kSourceGone;
+  record->progress = {};
+  Move(*record, Phase::kStaged);
+  const absl::Duration took = deps.clock.Monotonic() - started;
+  Tell([&](Observer& observer) { observer.OnUnloaded(key, took); });
+  Note(key, "unloaded", "");
+  if (const OperationId unload = std::exchange(record->unload, 0); unload != 0) {
+    operations.Finish(unload, absl::OkStatus());
+  }
+  if (!record->waiters.empty()) {
+    if (stopping) {
+      TellWaiters(*record, StoppingError());
+    } else {
+      StartLoad(*record);
+    }
+  }
+  const auto waiting = std::exchange(waiting_for_room, {});
+  for (const VersionKey& other : waiting) {
+    VersionRecord* wanted = Find(other);
+    if (wanted == nullptr || wanted->phase != Phase::kStaged || wanted->waiters.empty()) continue;
+    if (stopping) {
+      TellWaiters(*wanted, StoppingError());
+    } else {
+      StartLoad(*wanted);
+    }
+  }
+  ForgetIfGone(key);
+}
+
+void ModelManager::Impl::ForgetIfGone(const VersionKey& key) {
+  const VersionRecord* record = Find(key);
+  if (record == nullptr || record->on_disk || !record->waiters.empty()) return;
+  const bool at_rest = record->phase == Phase::kStaged || record->phase == Phase::kFailed ||
+                       record->phase == Phase::kQuarantined;
+  if (!at_rest || !LabelsOf(key).empty() || leases.CountOf(key) != 0) return;
+  versions.erase(key);
+  Tell([&](Observer& observer) { observer.OnVersionGone(key); });
+}
+
+absl::StatusOr<OperationId> ModelManager::Unload(const VersionKey& key,
+                                                 absl::Duration drain_timeout,
+                                                 bool release_on_deadline, uint32_t by) {
+  Impl& impl = *impl_;
+  if (impl.stopping) return Impl::StoppingError();
+  VersionRecord* record = impl.Find(key);
+  if (record == nullptr) return impl.NoSuchVersion(key);
+  const auto names = impl.LabelsOf(key);
+  if (!names.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(key.ToString(), ": label ", absl::StrJoin(names, ", "),
+                     " names it (swap to another version first, or `modelctl label rm`)"));
+  }
+  if (record->holds > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(key.ToString(), ": a swap to it is under way"));
+  }
+  // One under way is joined: when it is over there is nothing left to unload.
+  if (record->unload != 0) return record->unload;
+  for (const auto& waiter : record->waiters) {
+    if (waiter.wants_load) continue;
+    const OperationId running = waiter.operation;
+    impl.CancelLoad(*record);
+    impl.TellLoadWaiters(
+        *record, absl::AbortedError(
+                     absl::StrCat(key.ToString(), ": superseded by op-", running, " (unload)")));
+    return running;
+  }
+  const OperationId id =
+      impl.operations.Begin(OperationKind::kUnload, key.model, key.version, "", by);
+  const absl::Status why =
+      absl::AbortedError(absl::StrCat(key.ToString(), ": superseded by op-", id, " (unload)"));
+  if (record->reload != nullptr) {
+    impl.CancelLoad(*record);
+    impl.TellWaiters(*record, why);
+  }
+  switch (record->phase) {
+    case Phase::kReserved:
+    case Phase::kLoading: {
+      impl.CancelLoad(*record);
+      impl.TellWaiters(*record, why);
+      // The unload is done when the load has come to rest.
+      record->waiters.push_back(
+          {id, [&impl, id](const absl::Status&) { impl.operations.Finish(id, absl::OkStatus()); },
+           /*wants_load=*/false});
+      return id;
+    }
+    case Phase::kUnloading:
+      record->unload = id;
+      return id;
+    case Phase::kReady:
+      impl.BeginDrain(*record, id);
+      break;
+    case Phase::kDraining:
+      record->unload = id;
+      impl.MaybeUnload(*record);
+      break;
+    case Phase::kStaged:
+    case Phase::kFailed:
+    case Phase::kQuarantined:
+      if (!record->waiters.empty()) {  // Waiting for room.
+        impl.CancelLoad(*record);
+        impl.TellWaiters(*record, why);
+      }
+      impl.operations.Update(
+          id, [](OperationSnapshot& operation) { operation.result.unchanged = true; });
+      impl.operations.Finish(id, absl::OkStatus());
+      return id;
+  }
+  if (record->phase == Phase::kDraining && drain_timeout < absl::InfiniteDuration()) {
+    record->drain_timer =
+        impl.deps.loop.PostDelayed(drain_timeout, [&impl, key, release_on_deadline] {
+          VersionRecord* found = impl.Find(key);
+          if (found == nullptr || found->phase != Phase::kDraining) return;
+          found->drain_timer = 0;
+          found->drain_deadline_hit = true;
+          if (release_on_deadline) return impl.StartUnload(*found, true);
+          impl.Note(key, "drain deadline", "still waiting for leases");
+          impl.MaybeUnload(*found);
+        });
+  }
+  return id;
+}
+
+}  // namespace modelhost
