@@ -40,7 +40,7 @@ const abi::DTypeInfo* FindSafetensorsDType(std::string_view name) {
 class HeaderParser {
  public:
   HeaderParser(std::string_view name, std::span<const std::byte> header, uint64_t file_bytes,
-         uint32_t file, TensorIndex& index, std::vector<MetadataItem>& metadata)
+               uint32_t file, TensorIndex& index, std::vector<MetadataItem>& metadata)
       : name_(name),
         file_bytes_(file_bytes),
         header_bytes_(header.size()),

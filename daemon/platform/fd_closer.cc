@@ -75,7 +75,7 @@ void FdCloser::State::Start(const std::shared_ptr<State>& state) {
   try {
     std::thread thread([state] { state->Work(); });
     ::pthread_setname_np(thread.native_handle(), "mh-close");
-    thread.detach();
+    thread.detach();  // lint: allow(detach) what hangs in close() cannot be joined; see ~FdCloser.
   } catch (const std::system_error&) {
     // No thread can be had: those that are there go on, and the next Close tries again.
     absl::MutexLock lock(&state->mutex);

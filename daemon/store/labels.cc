@@ -68,7 +68,8 @@ absl::StatusOr<LabelFile> ParseLabels(absl::string_view text) {
   auto schema = object->Uint("schema");
   if (!schema.ok()) return schema.status();
   if (*schema != kLabelsSchema) {
-    return object->ErrorAt("schema", absl::StrCat("is ", *schema, ", this build reads ", kLabelsSchema));
+    return object->ErrorAt("schema",
+                           absl::StrCat("is ", *schema, ", this build reads ", kLabelsSchema));
   }
   LabelFile labels;
   auto epoch = object->Uint("epoch");

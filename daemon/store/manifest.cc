@@ -123,7 +123,8 @@ absl::StatusOr<Manifest> ManifestFromJson(simdjson::dom::element json, const std
   auto schema = object->Uint("schema");
   if (!schema.ok()) return schema.status();
   if (*schema != kManifestSchema) {
-    return object->ErrorAt("schema", absl::StrCat("is ", *schema, ", this build reads ", kManifestSchema));
+    return object->ErrorAt("schema",
+                           absl::StrCat("is ", *schema, ", this build reads ", kManifestSchema));
   }
   auto model = object->String("model");
   if (!model.ok()) return model.status();

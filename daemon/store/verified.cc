@@ -107,7 +107,8 @@ class VerifiedFilesImpl final : public VerifiedFiles {
     }
     json.EndArray();
     json.EndObject();
-    const absl::Status written = ReplaceFileAt(os_, state_dir, kVerifiedName, 0600, std::move(json).Take());
+    const absl::Status written =
+        ReplaceFileAt(os_, state_dir, kVerifiedName, 0600, std::move(json).Take());
     if (!written.ok()) return written;
     absl::MutexLock lock(&mutex_);
     saved_changes_ = changes;
