@@ -11,8 +11,11 @@
 #include "absl/time/time.h"
 
 extern "C" {
-// Notify ends inside the library, where the condition of who waits is read after our release.
-const char* __tsan_default_suppressions() { return "race:HasBeenNotifiedInternal\n"; }
+// Notify ends inside the library, where the condition of who waits is read after our release; and
+// the deadlock detector of the library has a lock of its own.
+const char* __tsan_default_suppressions() {
+  return "race:HasBeenNotifiedInternal\nrace:GraphCycles\n";
+}
 void AnnotateIgnoreReadsBegin(const char* file, int line);
 void AnnotateIgnoreReadsEnd(const char* file, int line);
 }
