@@ -307,6 +307,10 @@ Outcome<Command> ParseCommandLine(const std::vector<std::string>& arguments) {
     command.text = app->help("", CLI::AppFormatMode::All);
     return command;
   } catch (const CLI::CallForVersion&) {
+    // Global options may follow a verb, but `rollback M --version 1` must not pass for done.
+    if (!app->get_subcommands().empty() || app->remaining_size() > 0) {
+      return Usage(*app, "--version: not an option of this verb, and alone without one");
+    }
     command.text = absl::StrCat("modelctl ", kVersion, "\n");
     return command;
   } catch (const CLI::ParseError& error) {

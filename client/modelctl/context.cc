@@ -195,6 +195,12 @@ Outcome<v1::Control::StubInterface*> Context::Control() {
          channel->WaitForStateChange(state, until)) {
     state = channel->GetState(true);
   }
+  if (state != GRPC_CHANNEL_READY && state != GRPC_CHANNEL_TRANSIENT_FAILURE &&
+      limit < kConnectLimit) {
+    return Fail(ExitCode::kTimeout,
+                absl::StrCat("daemon: ", path, ": not connected within ", HumanDuration(limit),
+                             " (give a longer --timeout)"));
+  }
   if (state != GRPC_CHANNEL_READY) {
     return Fail(ExitCode::kUnreachable,
                 absl::StrCat("daemon: ", path, ": ",

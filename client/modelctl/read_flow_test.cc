@@ -169,6 +169,8 @@ TEST_F(ReadFlowTest, EveryVerbHasHelp) {
     EXPECT_EQ(ended.err, "") << verb;
   }
   EXPECT_EQ(Run({"--version"}).out, "modelctl " MODELHOST_VERSION "\n");
+  // Not the program's version with an exit status of 0, which a script takes for done.
+  ExpectFailure(Run({"rollback", "planner", "--version", "1"}), 2, "--version");
 }
 
 TEST_F(ReadFlowTest, EvictNeedsAYes) {

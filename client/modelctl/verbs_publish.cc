@@ -57,28 +57,34 @@ Exit CheckSingle(const SourceSet& files, const std::string& path) {
 }
 
 // What would be published, and whether it would be refused. Nothing is sent.
-Exit DryRun(Context& context, const Goal& goal, const SourceSet& files, const std::string& what) {
+struct Weights {
+  std::string name, format;
+  uint64_t tensors = 0;
+};
+
+// The weight sets that a load of these files would find. Reads headers only.
+absl::StatusOr<std::vector<Weights>> FindWeights(Context& context, const SourceSet& files) {
   std::vector<std::string> names;
   for (const SourceFile& file : files.files) names.push_back(file.path);
   SourceFileSource source(files);
   const auto components = FindComponents(names, source);
-  if (!components.ok()) return FromStatus(components.status(), what);
-  struct Found {
-    std::string name, format;
-    uint64_t tensors = 0;
-  };
-  std::vector<Found> found;
+  if (!components.ok()) return components.status();
+  std::vector<Weights> found;
   for (const Component& component : *components) {
     const auto index = ReadModel(component.main_file, source);
-    if (!index.ok()) return FromStatus(index.status(), what);
+    if (!index.ok()) return index.status();
     for (const std::string& warning : index->warnings()) context.Warn(warning);
     found.push_back({component.name, index->format(), index->size()});
   }
   if (found.empty()) {
-    return Fail(ExitCode::kIntegrity, absl::StrCat(what,
-                                                   ": none of the files holds weights of a "
-                                                   "known format"));
+    return absl::DataLossError("none of the files holds weights of a known format");
   }
+  return found;
+}
+
+Exit DryRun(Context& context, const Goal& goal, const SourceSet& files, const std::string& what) {
+  const auto found = FindWeights(context, files);
+  if (!found.ok()) return FromStatus(found.status(), what);
   v1::GetVersionRequest request;
   request.set_model(goal.model);
   request.set_version(goal.version);
@@ -114,7 +120,7 @@ Exit DryRun(Context& context, const Goal& goal, const SourceSet& files, const st
     json.EndArray();
     json.Key("components");
     json.BeginArray();
-    for (const Found& each : found) {
+    for (const Weights& each : *found) {
       json.BeginObject();
       json.Field("name", each.name);
       json.Field("format", each.format);
@@ -134,7 +140,7 @@ Exit DryRun(Context& context, const Goal& goal, const SourceSet& files, const st
   for (const SourceFile& file : files.files) table.Add({file.path, FormatBytes(file.bytes)});
   context.Print(table.Render(context.colour()));
   std::vector<std::string> words;
-  for (const Found& each : found) {
+  for (const Weights& each : *found) {
     words.push_back(absl::StrCat(each.name, " ", each.format, " ", Plural(each.tensors, "tensor")));
   }
   context.PrintLine(Printable(absl::StrCat(
@@ -257,6 +263,12 @@ Exit Publish(Context& context, const PublishFlags& flags) {
     context.Warn(absl::StrCat("not published: ", skipped));
   }
   if (flags.dry_run) return DryRun(context, *goal, *files, what);
+  // A store may hold what cannot be served, and the daemon judges; but nobody should learn of it
+  // at the swap only.
+  if (const auto weights = FindWeights(context, *files); !weights.ok()) {
+    context.Warn(absl::StrCat(weights.status().message(),
+                              "; published as it is, it will not serve tensors"));
+  }
 
   Interrupts interrupts;
   const Outcome<Sockets> sockets = context.sockets();
