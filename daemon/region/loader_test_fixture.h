@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <string>
@@ -27,7 +28,7 @@ class NameIndexBuilder final : public IndexBuilder {
  public:
   absl::StatusOr<SealedRegion> Build(const ResidentVersion& version,
                                      const std::vector<ComponentIndex>& components) override;
-  int builds = 0;
+  std::atomic<int> builds = 0;  // Loads race for one.
 };
 
 class LoaderTest : public testing::Test {
