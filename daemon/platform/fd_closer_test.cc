@@ -1,9 +1,7 @@
 #include "daemon/platform/fd_closer.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -14,39 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "tests/fakes/hanging_fd.h"
+
 namespace modelhost {
 namespace {
 
 using std::chrono::seconds;
 using std::chrono::steady_clock;
-
-// A descriptor whose close waits until `peer` is closed, for an hour at most.
-struct Hanging {
-  UniqueFd fd;
-  UniqueFd peer;
-};
-
-Hanging MakeHanging() {
-  const UniqueFd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof(address);
-  auto* generic = reinterpret_cast<sockaddr*>(&address);
-  EXPECT_EQ(::bind(listener.get(), generic, length), 0);
-  EXPECT_EQ(::listen(listener.get(), 1), 0);
-  EXPECT_EQ(::getsockname(listener.get(), generic, &length), 0);
-  Hanging made;
-  made.fd = UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  EXPECT_EQ(::connect(made.fd.get(), generic, length), 0);
-  made.peer = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
-  const std::vector<char> bytes(size_t{1} << 20);
-  while (::send(made.fd.get(), bytes.data(), bytes.size(), MSG_DONTWAIT) > 0) {
-  }
-  const linger wait{1, 3600};
-  EXPECT_EQ(::setsockopt(made.fd.get(), SOL_SOCKET, SO_LINGER, &wait, sizeof(wait)), 0);
-  return made;
-}
 
 // A descriptor, and the end that tells when it was closed.
 struct Watched {

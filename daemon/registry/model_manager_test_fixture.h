@@ -20,23 +20,11 @@
 #include "proto/abi/catalogue_page.h"
 #include "tests/fakes/fault_os.h"
 #include "tests/fakes/model_files.h"
+#include "tests/fakes/small_index.h"
 
 namespace modelhost {
 
 inline constexpr auto kPatience = std::chrono::seconds(20);
-
-// Builds an index of nothing but a header's worth of bytes: the registry never looks inside.
-class SmallIndex : public IndexBuilder {
- public:
-  absl::StatusOr<SealedRegion> Build(const ResidentVersion&,
-                                     const std::vector<ComponentIndex>&) override {
-    auto region = WritableRegion::Create("index", 4096, HugePages::kOff);
-    if (!region.ok()) return absl::ResourceExhaustedError(region.error().text);
-    auto sealed = std::move(*region).Seal();
-    if (!sealed.ok()) return absl::InternalError(sealed.error().text);
-    return *std::move(sealed);
-  }
-};
 
 class RecordingPage : public LabelPublisher {
  public:

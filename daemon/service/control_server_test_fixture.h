@@ -24,21 +24,9 @@
 #include "daemon/platform/unix_listener.h"
 #include "daemon/service/control_server.h"
 #include "tests/fakes/model_files.h"
+#include "tests/fakes/small_index.h"
 
 namespace modelhost {
-
-// An index of nothing but a header's worth of bytes: nobody looks inside.
-class SmallIndex : public IndexBuilder {
- public:
-  absl::StatusOr<SealedRegion> Build(const ResidentVersion&,
-                                     const std::vector<ComponentIndex>&) override {
-    auto region = WritableRegion::Create("index", 4096, HugePages::kOff);
-    if (!region.ok()) return absl::ResourceExhaustedError(region.error().text);
-    auto sealed = std::move(*region).Seal();
-    if (!sealed.ok()) return absl::InternalError(sealed.error().text);
-    return *std::move(sealed);
-  }
-};
 
 class NoPage : public LabelPublisher {
  public:
