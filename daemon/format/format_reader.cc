@@ -4,10 +4,13 @@
 #include <vector>
 
 #include "daemon/format/gguf.h"
+#include "daemon/format/onnx.h"
 #include "daemon/format/safetensors.h"
 #include "daemon/format/sharded.h"
 #include "daemon/format/sniff.h"
+#include "daemon/format/tensorrt.h"
 #include "daemon/format/text.h"
+#include "daemon/format/torch_zip.h"
 
 namespace modelhost {
 namespace {
@@ -25,6 +28,15 @@ absl::StatusOr<TensorIndex> ReadSingleSafetensors(const std::string& name,
   return index;
 }
 
+// A reader that fills an index whose file 0 is `name`.
+template <typename Reader>
+absl::StatusOr<TensorIndex> ReadInto(const char* format, const std::string& name, Reader read) {
+  TensorIndex index(format);
+  index.AddFile(name);
+  if (absl::Status status = read(index); !status.ok()) return status;
+  return index;
+}
+
 }  // namespace
 
 absl::StatusOr<TensorIndex> ReadModel(const std::string& name, FileSource& source) {
@@ -39,20 +51,21 @@ absl::StatusOr<TensorIndex> ReadModel(const std::string& name, FileSource& sourc
   switch (format) {
     case FileFormat::kSafetensors:
       return ReadSingleSafetensors(name, *bytes);
-    case FileFormat::kSafetensorsIndex: {
-      TensorIndex index("safetensors");
-      index.AddFile(name);
-      absl::Status status = ReadSharded(name, *bytes, source, index);
-      if (!status.ok()) return status;
-      return index;
-    }
-    case FileFormat::kGguf: {
-      TensorIndex index("gguf");
-      index.AddFile(name);
-      absl::Status status = ReadGguf(name, *bytes, source, index);
-      if (!status.ok()) return status;
-      return index;
-    }
+    case FileFormat::kSafetensorsIndex:
+      return ReadInto("safetensors", name,
+                      [&](TensorIndex& index) { return ReadSharded(name, *bytes, source, index); });
+    case FileFormat::kGguf:
+      return ReadInto("gguf", name,
+                      [&](TensorIndex& index) { return ReadGguf(name, *bytes, source, index); });
+    case FileFormat::kOnnx:
+      return ReadInto("onnx", name,
+                      [&](TensorIndex& index) { return ReadOnnx(name, *bytes, source, index); });
+    case FileFormat::kTorchZip:
+      return ReadInto("torch", name,
+                      [&](TensorIndex& index) { return ReadTorchZip(name, *bytes, 0, index); });
+    case FileFormat::kTensorRt:
+      return ReadInto("tensorrt", name,
+                      [&](TensorIndex& index) { return ReadTensorRt(name, *bytes, index); });
     default:
       return RefuseFormat(name, format, *bytes);
   }
