@@ -40,6 +40,7 @@
 namespace modelhost {
 namespace {
 
+constexpr char kIndexerName[] = "modelhost-indexer";
 constexpr int kLoadThreads = 4;  // Loads, verifications, publishes at one time.
 constexpr int kWorkThreads = 3;  // Label writes, scans, freeing: what must not wait for those.
 constexpr int kOpenThreads = 2;
@@ -73,6 +74,7 @@ struct App::Impl : public Observer {
       : options(std::move(options_in)), logger(options.log_level), log_observer(logger, clock) {}
 
   absl::Status Build();
+  absl::StatusOr<std::unique_ptr<ContentsIndexer>> MakeIndexer();
   absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
   void AcceptControl();
   void OnSignal();
@@ -107,6 +109,7 @@ struct App::Impl : public Observer {
   RegionCache regions;
   IndexWriter index_writer;
   std::unique_ptr<ThreadPool> chunk_pool;  // Pieces of a load.
+  std::unique_ptr<ContentsIndexer> indexer;
   std::unique_ptr<Loader> loader;
   std::unique_ptr<ThreadPool> load_pool;  // Whole loads, verifications, publishes.
   std::unique_ptr<ThreadPool> pool;       // Everything else that blocks.
@@ -136,6 +139,33 @@ absl::StatusOr<std::unique_ptr<App>> App::Build(AppOptions options) {
 
 App::App(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 App::~App() = default;
+
+// The program is opened once: an upgrade that replaces it under a running daemon changes nothing.
+absl::StatusOr<std::unique_ptr<ContentsIndexer>> App::Impl::MakeIndexer() {
+  const IsolateParsing isolate = options.config.load.isolate_parsing;
+  if (isolate == IsolateParsing::kOff) return std::make_unique<InProcessIndexer>();
+  absl::Status why;
+  for (const char* place : {"", "/../libexec/modelhost"}) {
+    const auto dir = os.OpenDir(options.program_dir + place);
+    if (!dir.ok()) continue;
+    auto program = os.OpenFileAt(*dir, kIndexerName);
+    if (program.ok()) {
+      logger.Write(LogLevel::kInfo, LogLine("parsing_isolated").Add("program", kIndexerName));
+      return std::make_unique<ProcessIndexer>(*std::move(program), os, clock,
+                                              ProcessIndexer::Options{});
+    }
+    if (why.ok()) why = program.status();
+  }
+  if (isolate == IsolateParsing::kRequired) {
+    return absl::Status(why.code(),
+                        absl::StrCat(options.program_dir, "/", kIndexerName, ": ", why.message(),
+                                     " (install it, or set isolate_parsing in [load])"));
+  }
+  logger.Write(LogLevel::kWarning, LogLine("parsing_in_process")
+                                       .Add("missing", kIndexerName)
+                                       .Add("looked_in", options.program_dir));
+  return std::make_unique<InProcessIndexer>();
+}
 
 absl::Status App::Impl::Build() {
   const Config& config = options.config;
@@ -183,8 +213,11 @@ absl::Status App::Impl::Build() {
   load_options.threads = LoadThreads(config.load.threads);
   load_options.io_priority = config.load.io_priority;
   chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads);
+  auto made_indexer = MakeIndexer();
+  if (!made_indexer.ok()) return made_indexer.status();
+  indexer = *std::move(made_indexer);
   loader = std::make_unique<Loader>(os, clock, *store, *verified, *chunk_pool, regions, *host,
-                                    *memlock, index_writer, load_options);
+                                    *memlock, *indexer, index_writer, load_options);
   load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);

@@ -28,6 +28,7 @@ struct AppOptions {
   std::string store_dir;
   std::string state_dir;
   std::string runtime_dir;
+  std::string program_dir;        // Where this program lies; its helpers lie beside it.
   std::string metrics_listen;     // "ADDR:PORT" or "off".
   bool metrics_required = false;  // Asked for by name: failing to listen is an error.
   LogLevel log_level = LogLevel::kInfo;

@@ -131,6 +131,14 @@ Section LoadSection(Config& config) {
                                           {"none", VerifyPolicy::kNone}},
                                          config.load.verify);
            }},
+          {"isolate_parsing",
+           [&](const TomlField& field) {
+             return Choice<IsolateParsing>(field,
+                                           {{"auto", IsolateParsing::kAuto},
+                                            {"required", IsolateParsing::kRequired},
+                                            {"off", IsolateParsing::kOff}},
+                                           config.load.isolate_parsing);
+           }},
           {"io_priority",
            [&](const TomlField& field) { return ReadIoPriority(field, config.load.io_priority); }}};
 }

@@ -18,6 +18,10 @@
 
 namespace modelhost {
 
+// Whether model files are parsed by modelhost-indexer, or in the daemon: kAuto takes the program
+// where it is installed.
+enum class IsolateParsing { kAuto, kRequired, kOff };
+
 struct Config {
   struct Memory {
     // Unset: 80 % of the smaller of RAM and the cgroup's limit.
@@ -28,6 +32,7 @@ struct Config {
     int threads = 0;  // 0: one per core, at most 8.
     VerifyPolicy verify = VerifyPolicy::kFull;
     std::string io_priority = "best-effort:6";  // "best-effort:0".."best-effort:7", "idle", "none".
+    IsolateParsing isolate_parsing = IsolateParsing::kAuto;
   };
   struct Device {
     bool enabled = true;  // This build serves the host tier only, whatever this says.

@@ -51,6 +51,14 @@ std::string RuntimeDir() {
   return (base.empty() ? absl::StrCat("/tmp/modelhost-", ::getuid()) : base) + "/modelhost";
 }
 
+std::string ProgramDir() {
+  char path[4096];
+  const ssize_t bytes = ::readlink("/proc/self/exe", path, sizeof path);
+  const std::string program(path, bytes < 0 ? 0 : static_cast<size_t>(bytes));
+  const size_t slash = program.rfind('/');
+  return slash == std::string::npos ? "." : program.substr(0, slash);
+}
+
 // Descriptors are what the daemon hands out: take as many as the hard limit gives.
 void RaiseDescriptorLimit() {
   rlimit limit{};
@@ -122,6 +130,7 @@ int Main(int argc, char** argv) {
   options.store_dir = store.empty() ? DataDir() + "/store" : store;
   options.state_dir = state.empty() ? DataDir() + "/state" : state;
   options.runtime_dir = runtime.empty() ? RuntimeDir() : runtime;
+  options.program_dir = ProgramDir();
   options.metrics_listen = metrics.empty() ? options.config.metrics.listen : metrics;
   options.metrics_required = !metrics.empty() || options.config.metrics.given;
   options.log_level = *level;

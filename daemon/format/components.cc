@@ -161,4 +161,17 @@ absl::StatusOr<std::vector<Component>> FindComponents(const std::vector<std::str
   return Finder(FindCandidates(names, source)).Run();
 }
 
+absl::StatusOr<std::vector<ComponentIndex>> IndexComponents(const std::vector<std::string>& names,
+                                                            FileSource& source) {
+  auto components = FindComponents(names, source);
+  if (!components.ok()) return components.status();
+  std::vector<ComponentIndex> indexes;
+  for (Component& component : *components) {
+    auto index = ReadModel(component.main_file, source);
+    if (!index.ok()) return index.status();
+    indexes.push_back({std::move(component.name), *std::move(index)});
+  }
+  return indexes;
+}
+
 }  // namespace modelhost

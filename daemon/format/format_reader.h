@@ -64,6 +64,16 @@ struct Component {
 absl::StatusOr<std::vector<Component>> FindComponents(const std::vector<std::string>& names,
                                                       FileSource& source);
 
+// The index of one weight set.
+struct ComponentIndex {
+  std::string name;
+  TensorIndex index;
+};
+
+// FindComponents, and ReadModel of each.
+absl::StatusOr<std::vector<ComponentIndex>> IndexComponents(const std::vector<std::string>& names,
+                                                            FileSource& source);
+
 // "a/b.bin" is; "", "/a", "../a", "a/../b", "a//b", "./a", names with NUL or backslash are not.
 bool IsPlainRelativeName(absl::string_view name);
 

@@ -139,6 +139,7 @@ class BrokerFixture : public ::testing::Test {
   RegionCache regions_;
   BudgetPool host_{"host", UINT64_MAX};
   BudgetPool memlock_{"memlock", UINT64_MAX};
+  InProcessIndexer indexer_;
   IndexWriter index_writer_;
   AccessPolicy access_;
   std::unique_ptr<EventLoop> loop_;

@@ -364,11 +364,14 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Index() {
     version->manifest = opened_.manifest;
     version->file_regions = file_slots_;
     for (const Slot& slot : slots_) version->regions.push_back(slot.region);
-    std::vector<std::span<const std::byte>> files;
-    for (const uint32_t slot : file_slots_) files.push_back(slots_[slot].region->data());
-    auto contents = ReadContents(*opened_.manifest, dir_, files, file_slots_);
-    if (!contents.ok()) return contents.status();
+    std::vector<ContentsIndexer::File> files;
+    for (size_t i = 0; i < file_slots_.size(); ++i) {
+      const HostRegion& region = *slots_[file_slots_[i]].region;
+      files.push_back({opened_.manifest->files[i].path, &region.fd(), region.data()});
+    }
+    auto contents = ReadContents(dir_, loader_.indexer_, files, file_slots_, *cancel_);
     if (cancel_->cancelled()) return Cancelled();
+    if (!contents.ok()) return contents.status();
 
     version->eager = contents->eager;
     std::vector<uint32_t> counted = contents->eager;

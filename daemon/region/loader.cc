@@ -82,7 +82,7 @@ class FileCheck {
 
 Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Executor& executor,
                RegionCache& regions, BudgetPool& host, BudgetPool& memlock,
-               IndexBuilder& index_builder, LoaderOptions options)
+               ContentsIndexer& indexer, IndexBuilder& index_builder, LoaderOptions options)
     : os_(os),
       clock_(clock),
       store_(store),
@@ -91,6 +91,7 @@ Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Exec
       regions_(regions),
       host_(host),
       memlock_(memlock),
+      indexer_(indexer),
       index_builder_(index_builder),
       options_(Normal(std::move(options))) {}
 

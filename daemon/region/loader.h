@@ -19,6 +19,7 @@
 #include "daemon/platform/os.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
+#include "daemon/region/contents_indexer.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/region/progress_meter.h"
 #include "daemon/region/region_cache.h"
@@ -58,8 +59,8 @@ struct LoaderOptions {
 class Loader {
  public:
   Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Executor& executor,
-         RegionCache& regions, BudgetPool& host, BudgetPool& memlock, IndexBuilder& index_builder,
-         LoaderOptions options);
+         RegionCache& regions, BudgetPool& host, BudgetPool& memlock, ContentsIndexer& indexer,
+         IndexBuilder& index_builder, LoaderOptions options);
 
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Load(const LoadRequest& request);
 
@@ -79,6 +80,7 @@ class Loader {
   RegionCache& regions_;
   BudgetPool& host_;
   BudgetPool& memlock_;
+  ContentsIndexer& indexer_;
   IndexBuilder& index_builder_;
   const LoaderOptions options_;
 };

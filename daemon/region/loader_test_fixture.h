@@ -61,6 +61,7 @@ class LoaderTest : public testing::Test {
   std::unique_ptr<BudgetPool> host_;
   std::unique_ptr<BudgetPool> memlock_;
   RegionCache regions_;
+  InProcessIndexer indexer_;
   NameIndexBuilder builder_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Loader> loader_;

@@ -7,16 +7,10 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "daemon/format/tensor_index.h"
-#include "daemon/store/manifest.h"
+#include "daemon/format/format_reader.h"
+#include "daemon/region/contents_indexer.h"
 
 namespace modelhost {
-
-// What the index builder is told about one weight set.
-struct ComponentIndex {
-  std::string name;
-  TensorIndex index;
-};
 
 struct VersionContents {
   std::vector<ComponentIndex> components;
@@ -27,11 +21,12 @@ struct VersionContents {
   std::vector<std::string> warnings;
 };
 
-// `files[i]` are the bytes of manifest.files[i], `regions[i]` the number of its region. `where` is
-// put before errors. A file that is truncated while it is parsed is DATA_LOSS, never a signal;
-// otherwise the errors of format_reader.h.
-absl::StatusOr<VersionContents> ReadContents(const Manifest& manifest, const std::string& where,
-                                             std::span<const std::span<const std::byte>> files,
-                                             std::span<const uint32_t> regions);
+// `files[i]` is manifest.files[i], `regions[i]` the number of its region. `where` is put before
+// errors. A file that is truncated while it is parsed is DATA_LOSS, never a signal; otherwise the
+// errors of contents_indexer.h.
+absl::StatusOr<VersionContents> ReadContents(const std::string& where, ContentsIndexer& indexer,
+                                             const std::vector<ContentsIndexer::File>& files,
+                                             std::span<const uint32_t> regions,
+                                             const CancelToken& cancel);
 
 }  // namespace modelhost

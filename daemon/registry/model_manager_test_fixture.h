@@ -88,7 +88,7 @@ class ManagerTest : public ::testing::Test {
     LoaderOptions loader_options;
     loader_options.memlock = MemlockPolicy::kOff;
     loader_ = std::make_unique<Loader>(*os_, clock_, *store_, *verified_, *chunks_, regions_,
-                                       *host_, *memlock_, index_, loader_options);
+                                       *host_, *memlock_, indexer_, index_, loader_options);
     pool_ = std::make_unique<ThreadPool>("load", load_threads_);
     short_work_ = std::make_unique<ThreadPool>("work", 2);
     std::vector<std::string> unknown;
@@ -248,6 +248,7 @@ class ManagerTest : public ::testing::Test {
   std::unique_ptr<BudgetPool> host_;
   std::unique_ptr<BudgetPool> memlock_;
   RegionCache regions_;
+  InProcessIndexer indexer_;
   SmallIndex index_;
   std::unique_ptr<ThreadPool> chunks_;
   std::unique_ptr<Loader> loader_;

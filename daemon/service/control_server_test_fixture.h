@@ -62,7 +62,7 @@ class ControlServerTest : public ::testing::Test {
     LoaderOptions loader_options;
     loader_options.memlock = MemlockPolicy::kOff;
     loader_ = std::make_unique<Loader>(os_, clock_, *store_, *verified_, chunks_, regions_, host_,
-                                       memlock_, index_, loader_options);
+                                       memlock_, indexer_, index_, loader_options);
     std::vector<std::string> unknown;
     access_ = AccessPolicy::Make({"4242"}, {"4343"}, ::geteuid(), &unknown);
     ManagerOptions options;
@@ -234,6 +234,7 @@ class ControlServerTest : public ::testing::Test {
   BudgetPool host_{"host", uint64_t{1} << 30};
   BudgetPool memlock_{"memlock", UINT64_MAX};
   RegionCache regions_;
+  InProcessIndexer indexer_;
   SmallIndex index_;
   NoPage page_;
   ThreadPool chunks_{"chunks", 2};

@@ -1,0 +1,140 @@
+#include "daemon/platform/child_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <spawn.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/platform/errno_status.h"
+
+namespace modelhost {
+namespace {
+
+constexpr absl::Duration kGoOnInterval = absl::Milliseconds(20);
+
+// What posix_spawn is told, freed at the end.
+class SpawnPlan {
+ public:
+  SpawnPlan() {
+    ::posix_spawn_file_actions_init(&actions_);
+    ::posix_spawnattr_init(&attributes_);
+    sigset_t none;
+    sigset_t all;
+    ::sigemptyset(&none);
+    ::sigfillset(&all);
+    ::posix_spawnattr_setsigmask(&attributes_, &none);
+    ::posix_spawnattr_setsigdefault(&attributes_, &all);
+    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    error_ = ::posix_spawn_file_actions_addopen(&actions_, 0, "/dev/null", O_RDWR, 0);
+    Give(0, 1);
+  }
+  ~SpawnPlan() {
+    ::posix_spawn_file_actions_destroy(&actions_);
+    ::posix_spawnattr_destroy(&attributes_);
+  }
+  SpawnPlan(const SpawnPlan&) = delete;
+
+  void Give(int fd, int as) {
+    if (error_ == 0) error_ = ::posix_spawn_file_actions_adddup2(&actions_, fd, as);
+  }
+  int Spawn(const std::string& path, const std::string& name, const std::string& argument,
+            pid_t* pid) {
+    if (error_ != 0) return error_;
+    std::string first = name;
+    std::string second = argument;
+    char* arguments[] = {first.data(), second.data(), nullptr};
+    char* environment[] = {nullptr};
+    return ::posix_spawn(pid, path.c_str(), &actions_, &attributes_, arguments, environment);
+  }
+
+ private:
+  posix_spawn_file_actions_t actions_;
+  posix_spawnattr_t attributes_;
+  int error_ = 0;
+};
+
+}  // namespace
+
+absl::StatusOr<ChildProcess> ChildProcess::Start(const UniqueFd& program, const std::string& name,
+                                                 const std::vector<const UniqueFd*>& descriptors) {
+  // Numbers above all that are copied from: a copy must not cover the next one's source.
+  int first = std::max(program.get(), 2) + 1;
+  for (const UniqueFd* fd : descriptors) first = std::max(first, fd->get() + 1);
+  SpawnPlan plan;
+  for (size_t i = 0; i < descriptors.size(); ++i) {
+    plan.Give(descriptors[i]->get(), first + static_cast<int>(i));
+  }
+  pid_t pid = -1;
+  const int error =
+      plan.Spawn(absl::StrCat("/proc/self/fd/", program.get()), name, absl::StrCat(first), &pid);
+  if (error == EBADF) {  // A number at or above RLIMIT_NOFILE.
+    return absl::ResourceExhaustedError(
+        absl::StrCat(name, ": ", descriptors.size(), " descriptors from number ", first,
+                     " on are more than a process may have (raise LimitNOFILE)"));
+  }
+  if (error != 0) return ErrnoStatus(error, absl::StrCat("cannot start ", name));
+  // No race: a child that has ended keeps its number until it is waited for.
+  UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+  ChildProcess child(pid, std::move(pidfd));
+  if (!child.pidfd_.valid()) return ErrnoStatus(errno, absl::StrCat("cannot watch ", name));
+  return child;
+}
+
+ChildProcess::ChildProcess(ChildProcess&& other) noexcept
+    : pid_(std::exchange(other.pid_, -1)), pidfd_(std::move(other.pidfd_)) {}
+
+ChildProcess::~ChildProcess() { Kill(); }
+
+void ChildProcess::Kill() {
+  if (pid_ < 0) return;
+  ::kill(pid_, SIGKILL);
+  Reap();
+}
+
+// A killed process ends without a wait worth the name: nothing of it blocks.
+ChildEnd ChildProcess::Reap() {
+  int status = 0;
+  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
+  }
+  pid_ = -1;
+  ChildEnd end;
+  end.signalled = WIFSIGNALED(status);
+  end.code = end.signalled ? WTERMSIG(status) : WEXITSTATUS(status);
+  return end;
+}
+
+absl::StatusOr<ChildEnd> ChildProcess::Wait(Clock& clock, absl::Duration most,
+                                            const std::function<bool()>& go_on) {
+  const absl::Duration end = clock.Monotonic() + most;
+  while (true) {
+    const absl::Duration left = end - clock.Monotonic();
+    pollfd wanted{pidfd_.get(), POLLIN, 0};
+    const absl::Duration now = std::clamp(left, absl::ZeroDuration(), kGoOnInterval);
+    const int ready = ::poll(&wanted, 1, static_cast<int>(absl::ToInt64Milliseconds(now)));
+    if (ready > 0) return Reap();
+    if (ready < 0 && errno != EINTR) {
+      const int error = errno;
+      Kill();
+      return ErrnoStatus(error, "waiting for a child");
+    }
+    if (go_on && !go_on()) {
+      Kill();
+      return absl::CancelledError("cancelled");
+    }
+    if (left <= absl::ZeroDuration()) {
+      Kill();
+      return absl::DeadlineExceededError(
+          absl::StrCat("no answer for ", absl::FormatDuration(most)));
+    }
+  }
+}
+
+}  // namespace modelhost
