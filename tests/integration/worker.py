@@ -5,6 +5,7 @@
 
 usage: worker.py LIBRARY RUNTIME_DIR
 """
+import hashlib
 import json
 import mmap
 import os
@@ -64,6 +65,24 @@ class Worker:
             found |= models.seeds_in(data)
             nbytes += len(data)
         return {"seeds": sorted(found), "bytes": nbytes}
+
+    def digests(self, key="a"):
+        """What a client sees of every tensor, and a digest of its bytes as they are mapped."""
+        handle, found = self.handles[key], []
+        for name in handle.names():
+            view = handle.view(name)
+            data = handle.memory(name) if view.data else b""
+            found.append({"name": name, "dtype": view.dtype.decode(), "nbytes": view.nbytes,
+                          "shape": [view.shape[i] for i in range(view.rank)],
+                          "strides": [view.strides[i] for i in range(view.rank)]
+                                     if view.strides else None,
+                          "file": view.file.decode(), "reason": view.reason.decode(),
+                          "sha256": hashlib.sha256(data).hexdigest()})
+        return {"tensors": found}
+
+    def file_digest(self, path, key="a"):
+        data, _ = self.handles[key].file(path)
+        return {"sha256": hashlib.sha256(data).hexdigest()}
 
     def copy(self, name, key="a"):
         data = self.handles[key].copy(name)
