@@ -58,6 +58,7 @@ HOMES = {
     "liburing": r"daemon/platform/",
     "openssl/": r"daemon/(platform|store|region|registry)/",
     "seccomp.h": r"daemon/indexer/sandbox\.cc$",
+    "zlib.h": r"daemon/format/zip_directory\.cc$",
     "systemd/": r"daemon/platform/systemd\.cc$",
     "sys/mman.h": r"proto/handle/(mapping|region)\.cc$|daemon/platform/linux_os\.cc$",
     "sys/socket.h": r"proto/handle/fd_channel\.cc$|daemon/platform/(peer|unix_listener)\.cc$",
