@@ -17,7 +17,7 @@ namespace {
 // Raised with every change of the layout: a daemon may not talk to another build's indexer.
 constexpr uint64_t kRequestMagic = 0x3172'7164'6e69'686d;
 constexpr uint64_t kAnswerMagic = 0x3173'6e61'6e69'686d;
-constexpr uint32_t kMaxRank = 1U << 20;
+constexpr uint32_t kMaxAnswerRank = 1U << 20;
 constexpr uint32_t kMappable = 1;
 constexpr uint32_t kStrided = 2;
 // The least bytes of an entry: a count that needs more than came is refused at once.
@@ -195,7 +195,7 @@ class AnswerReader {
     }
     const bool strided = (flags & kStrided) != 0;
     if ((flags & ~(kMappable | kStrided)) != 0) return in_.Fail("unknown flags");
-    if (rank > kMaxRank) return in_.Fail("too many dimensions");
+    if (rank > kMaxAnswerRank) return in_.Fail("too many dimensions");
     if (!Dims(rank, &shape_) || !Dims(strided ? rank : 0, &strides_) ||
         !SizedUtf8(in_, "a reason", &reason_)) {
       return false;

@@ -65,7 +65,9 @@ def main():
     result = runner.run(unittest.TestSuite(tests))
     for test, reason in result.skipped:
         print(f"skipped: {test.id()}: {reason}")
-    bad = len(result.failures) + len(result.errors) + len(result.unexpectedSuccesses)
+    # A test whose subTests fail stands there once for each of them.
+    failed = {getattr(test, "test_case", test).id() for test, _ in result.failures + result.errors}
+    bad = len(failed) + len(result.unexpectedSuccesses)
     good = result.testsRun - bad - len(result.skipped) - len(result.expectedFailures)
     if not tests:
         print("no test was found")

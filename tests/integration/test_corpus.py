@@ -9,7 +9,7 @@ import pathlib
 import shutil
 import unittest
 
-from harness import EXIT_INTEGRITY, EXIT_SWAP_FAILED, ROOT, Case
+from harness import EXIT_INTEGRITY, EXIT_OLD_SERVES, ROOT, Case
 
 CORPUS = pathlib.Path(os.environ.get("MODELHOST_CORPUS", ROOT.parent / "shared" / "corpus"))
 FORMATS = ("safetensors", "gguf", "onnx", "torch")
@@ -91,7 +91,7 @@ class RealFiles(Case):
                 folder, model = self.folder_of(path), name_of(path)
                 self.publish(model, 1, folder=folder)
                 result = self.daemon.ctl("swap", model, "--version", "1")
-                self.assertIn(result.code, (EXIT_INTEGRITY, EXIT_SWAP_FAILED), str(result))
+                self.assertIn(result.code, (EXIT_INTEGRITY, EXIT_OLD_SERVES), str(result))
                 self.assertIn(path.name, result.err)
                 self.assertNotEqual(self.version_row(model, 1)["state"], "READY")
                 refused += 1
