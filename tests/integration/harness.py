@@ -170,7 +170,7 @@ class Daemon:
     """One modelhostd with a store, a state and a runtime directory of its own."""
 
     def __init__(self, folder, config=None, limits=None, arguments=(), store=None, wait=True,
-                 metrics="off", prlimit=()):
+                 metrics="off", program=None):
         self.folder = pathlib.Path(folder)
         self.store = pathlib.Path(store) if store else self.folder / "store"
         self.state = self.folder / "state"
@@ -179,6 +179,7 @@ class Daemon:
         self.limits = limits or {}
         self.arguments = list(arguments)
         self.metrics = metrics
+        self.program = program  # Another modelhostd than the built one.
         self.process = None
         self.told_to_end = False  # By kill or stop; any other end is a failure.
         self.exit_code = None
@@ -202,7 +203,7 @@ class Daemon:
         config = self.folder / "modelhostd.toml"
         config.write_text(text + ("\n" + access if "[access]" not in text else ""))
         config.chmod(0o644)
-        return [PROGRAMS.daemon, "--config", str(config), "--store", str(self.store), "--state",
+        return [str(self.program or PROGRAMS.daemon), "--config", str(config), "--store", str(self.store), "--state",
                 str(self.state), "--runtime-dir", str(self.runtime), "--metrics", self.metrics,
                 "--log-level", "debug", *self.arguments]
 

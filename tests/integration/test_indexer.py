@@ -1,0 +1,84 @@
+"""Model files are parsed by modelhost-indexer: what becomes of a load when that goes wrong."""
+import pathlib
+import shutil
+import subprocess
+import unittest
+
+import harness
+from harness import EXIT_OTHER, Case, smoke, wait_for
+
+
+class Indexer(Case):
+    start_daemon = False
+
+    def with_indexer(self, program, config=None):
+        """A daemon beside which `program` (None: nothing) lies under the indexer's name."""
+        folder = self.folder / "programs"
+        folder.mkdir()
+        folder.chmod(0o755)
+        daemon = shutil.copy(harness.PROGRAMS.daemon, folder / "modelhostd")
+        if program:
+            shutil.copy(program, folder / "modelhost-indexer")
+        self.daemon = self.new_daemon(program=daemon, config=config)
+        return self.daemon
+
+    @smoke
+    def test_the_built_program_is_found_and_used(self):
+        self.daemon = self.new_daemon()
+        self.serve("planner", 1)
+        self.assertIn("event=parsing_isolated", self.daemon.log.read_text())
+
+    def test_one_that_gives_no_answer_fails_loads_and_nothing_else(self):
+        self.with_indexer("/bin/false")
+        self.publish("planner", 1)
+        result = self.ctl("swap", "planner", "--version", 1, expect=EXIT_OTHER)
+        self.assertIn("modelhost-indexer", result.err)
+        self.assertIn("status 1", result.err)
+        self.assertNotEqual(self.version_row("planner", 1)["state"], "READY")
+        # The program is there when it is asked the next time, and nothing was held against the files.
+        self.daemon.stop()
+        shutil.copy(pathlib.Path(harness.PROGRAMS.bin) / "modelhost-indexer",
+                    self.folder / "programs" / "modelhost-indexer")
+        self.daemon.start()
+        self.ctl("swap", "planner", "--version", 1)
+
+    def test_an_upgrade_under_a_running_daemon_changes_nothing(self):
+        self.with_indexer(pathlib.Path(harness.PROGRAMS.bin) / "modelhost-indexer")
+        program = self.folder / "programs" / "modelhost-indexer"
+        program.unlink()
+        shutil.copy("/bin/false", program)
+        self.serve("planner", 1)
+
+    def test_without_the_program_the_daemon_parses_and_says_so(self):
+        self.with_indexer(None)
+        self.serve("planner", 1)
+        self.assertIn("event=parsing_in_process", self.daemon.log.read_text())
+
+    def test_off_takes_it_for_not_there(self):
+        self.with_indexer("/bin/false", config='[load]\nisolate_parsing = "off"\n')
+        self.serve("planner", 1)
+
+    def test_required_means_no_start_without_it(self):
+        folder = self.folder / "programs"
+        folder.mkdir()
+        folder.chmod(0o755)
+        daemon = harness.Daemon(self.folder, wait=False,
+                                program=shutil.copy(harness.PROGRAMS.daemon, folder / "modelhostd"),
+                                config='[load]\nisolate_parsing = "required"\n')
+        done = subprocess.run(daemon.command(), capture_output=True, text=True, check=False,
+                              timeout=harness.DEADLINE_S, cwd="/", env=harness.environment(),
+                              **harness.as_user(harness.DAEMON))
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("modelhost-indexer", done.stderr)
+        self.assertIn("isolate_parsing", done.stderr)
+
+    def test_no_process_is_left_behind(self):
+        self.daemon = self.new_daemon()
+        self.serve("planner", 1)
+        children = pathlib.Path(f"/proc/{self.daemon.process.pid}/task")
+        wait_for("the children to be gone", lambda: not any(
+            (task / "children").read_text().strip() for task in children.iterdir()))
+
+
+if __name__ == "__main__":
+    unittest.main()
