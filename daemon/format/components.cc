@@ -13,6 +13,7 @@
 #include "absl/strings/match.h"
 #include "daemon/format/format_reader.h"
 #include "daemon/format/gguf.h"
+#include "daemon/format/onnx.h"
 #include "daemon/format/sharded.h"
 #include "daemon/format/sniff.h"
 #include "daemon/format/text.h"
@@ -88,6 +89,7 @@ class Finder {
     }
     for (const Candidate& candidate : candidates_) {
       if (candidate.format == FileFormat::kGguf) ClaimParts(candidate);
+      if (candidate.format == FileFormat::kOnnx) ClaimData(candidate);
     }
     const bool any_served = std::any_of(
         candidates_.begin(), candidates_.end(),
@@ -137,6 +139,20 @@ class Finder {
     if (!split.ok() || !IsPartOfSet(candidate.name, *split)) return;
     // Candidates are sorted: the lowest part that is there speaks for the set.
     if (!sets_.insert({set->prefix, set->count}).second) claimed_.insert(candidate.name);
+  }
+
+  // Raw data is of no format, but its name or its first bytes may claim one.
+  void ClaimData(const Candidate& model) {
+    const bool others = std::any_of(
+        candidates_.begin(), candidates_.end(),
+        [](const Candidate& candidate) { return candidate.format != FileFormat::kOnnx; });
+    if (!others) return;
+    for (std::string& path : OnnxDataFilesOf(model.name, model.bytes)) {
+      const auto known = formats_.find(path);
+      if (known != formats_.end() && known->second != FileFormat::kOnnx) {
+        claimed_.insert(std::move(path));
+      }
+    }
   }
 
   static void MakeNamesUnique(std::vector<Component>& components) {

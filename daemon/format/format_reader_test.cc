@@ -71,7 +71,6 @@ TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
   EXPECT_THAT(RefusalOf(kLfs), HasSubstr("x.bin: a Git LFS pointer"));
   EXPECT_THAT(RefusalOf(Zip()), HasSubstr("PyTorch (a ZIP archive) is not a format"));
   EXPECT_THAT(RefusalOf(Pickle()), HasSubstr("pickle"));
-  EXPECT_THAT(RefusalOf(Onnx()), HasSubstr("ONNX is not a format that this version serves"));
   EXPECT_THAT(RefusalOf("ptrt" + std::string(20, 'x')), HasSubstr("TensorRT is not a format"));
   EXPECT_THAT(RefusalOf("lmgg" + std::string(20, 'x')), HasSubstr("a GGML file"));
   EXPECT_THAT(RefusalOf("fmgg" + std::string(20, 'x')), HasSubstr("a GGMF file"));
@@ -79,7 +78,7 @@ TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
   EXPECT_THAT(RefusalOf("<!DOCTYPE html><html>"), HasSubstr("web page"));
   EXPECT_THAT(RefusalOf("hello"), HasSubstr("not a model file"));
   EXPECT_THAT(RefusalOf(""), HasSubstr("empty"));
-  MemoryFiles files({{"x.onnx", Onnx()}});
+  MemoryFiles files({{"x.onnx", Pickle()}});
   EXPECT_TRUE(absl::IsUnimplemented(ReadModel("x.onnx", files).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadModel("y.onnx", files).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ReadModel("../x.onnx", files).status()));
@@ -156,9 +155,9 @@ TEST(FindComponentsTest, EqualNamesBecomeFileNames) {
 TEST(FindComponentsTest, OtherFormatsCountOnlyWhenNothingServedIsThere) {
   const std::string torch_index = "{\"weight_map\":{\"a\":\"pytorch_model.bin\"}}";
   EXPECT_THAT(
-      Found(MemoryFiles({{"model.onnx", Onnx()}, {"model.plan", "ptrt12345678901234567890"}})),
-      ElementsAre("model.onnx=model.onnx", "model.plan=model.plan"));
-  EXPECT_THAT(Found(MemoryFiles({{"model.onnx", Onnx()},
+      Found(MemoryFiles({{"model.pt", Pickle()}, {"model.plan", "ptrt12345678901234567890"}})),
+      ElementsAre("model.plan=model.plan", "model.pt=model.pt"));
+  EXPECT_THAT(Found(MemoryFiles({{"model.pt", Pickle()},
                                  {"pytorch_model.bin", Zip()},
                                  {"pytorch_model.bin.index.json", torch_index},
                                  {"model.safetensors", SmallSafetensors({"a"})}})),

@@ -158,7 +158,8 @@ class OnnxCollector {
   std::string Unique(std::string_view name) {
     // The exact names come first, and most models have no others.
     if (next_.empty()) {
-      for (size_t i = 0; i < index_.size(); ++i) next_.try_emplace(std::string(index_.at(i).name), 2);
+      for (size_t i = 0; i < index_.size(); ++i)
+        next_.try_emplace(std::string(index_.at(i).name), 2);
     }
     const auto [at, added] = next_.try_emplace(std::string(name), 2);
     if (added) return std::string(name);

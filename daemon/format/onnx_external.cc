@@ -18,10 +18,10 @@ constexpr std::string_view kMemoryMarker = "*/_ORT_MEM_ADDR_/*";
 
 absl::Status TensorError(std::string_view model, const OnnxTensor& tensor, std::string_view why,
                          std::string_view hint = kExternalHint) {
-  return ModelError(model,
-                    absl::StrCat("at byte ", tensor.begin, ": tensor ", Quoted(tensor.name), " ",
-                                 AsAbsl(why)),
-                    hint);
+  return ModelError(
+      model,
+      absl::StrCat("at byte ", tensor.begin, ": tensor ", Quoted(tensor.name), " ", AsAbsl(why)),
+      hint);
 }
 
 // The value of `key`; nothing when it is not there. An error when it is there twice.

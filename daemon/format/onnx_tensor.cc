@@ -233,15 +233,15 @@ bool CheckValues(ByteReader& in, const OnnxTensor& tensor) {
                                        " bytes, but its type and shape need ", tensor.nbytes));
   }
   if (typed && tensor.typed != kOnnxTypes[tensor.data_type].typed) {
-    return FailOnnxTensor(
-        in, tensor,
-        absl::StrCat("is of type ", AsAbsl(tensor.dtype->name), ", but its values are in ",
-                     AsAbsl(field), " instead of ",
-                     AsAbsl(TypedFieldName(kOnnxTypes[tensor.data_type].typed))));
+    return FailOnnxTensor(in, tensor,
+                          absl::StrCat("is of type ", AsAbsl(tensor.dtype->name),
+                                       ", but its values are in ", AsAbsl(field), " instead of ",
+                                       AsAbsl(TypedFieldName(kOnnxTypes[tensor.data_type].typed))));
   }
   const uint64_t needed = TypedValuesOf(tensor);
   if (tensor.values == needed) return true;
-  if (!typed) return FailOnnxTensor(in, tensor, absl::StrCat("needs ", needed, " values, has none"));
+  if (!typed)
+    return FailOnnxTensor(in, tensor, absl::StrCat("needs ", needed, " values, has none"));
   return FailOnnxTensor(in, tensor,
                         absl::StrCat("has ", tensor.values, " values in ", AsAbsl(field),
                                      ", but its type and shape need ", needed));
@@ -278,11 +278,11 @@ bool CheckOnnxTensor(ByteReader& in, OnnxTensor* tensor) {
   if (!IsUtf8(tensor->name)) return FailOnnxTensor(in, *tensor, "has a name that is not UTF-8");
   if (tensor->data_type == 0) return FailOnnxTensor(in, *tensor, "has no data_type");
   if (tensor->data_type >= kOnnxTypes.size()) {
-    return FailOnnxTensor(in, *tensor,
-                          absl::StrCat("has the unknown data_type ",
-                                       static_cast<int64_t>(tensor->data_type)),
-                          "the file may be newer than this version, or its writer is broken",
-                          absl::StatusCode::kUnimplemented);
+    return FailOnnxTensor(
+        in, *tensor,
+        absl::StrCat("has the unknown data_type ", static_cast<int64_t>(tensor->data_type)),
+        "the file may be newer than this version, or its writer is broken",
+        absl::StatusCode::kUnimplemented);
   }
   tensor->dtype = abi::FindDType(kOnnxTypes[tensor->data_type].dtype);
   if (tensor->segment) {

@@ -71,7 +71,7 @@ class ValueDecoder {
     const uint32_t bits = boolean ? 32 : tensor_.dtype->bits < 8 ? 8 : tensor_.dtype->bits;
     if (bits < 64) {
       const auto number = static_cast<int64_t>(value);
-      const int64_t least = -(int64_t{1} << (bits - 1));
+      const int64_t least = tensor_.typed == OnnxValues::kUint64 ? 0 : -(int64_t{1} << (bits - 1));
       if (number < least || number >= int64_t{1} << bits) {
         return FailOnnxTensor(wire_.in(), tensor_,
                               absl::StrCat("has the value ", number, ", which is none of type ",
@@ -110,9 +110,9 @@ absl::StatusOr<std::vector<std::byte>> DecodeOnnxValues(const std::string& name,
   tensor.begin = info.offset;
   WireReader wire(in);
   if (!ReadOnnxTensorFields(wire, &tensor) || !CheckOnnxTensor(in, &tensor)) return in.status();
-  const bool same = tensor.dtype->dtype == info.dtype &&
-                    std::equal(tensor.dims.begin(), tensor.dims.end(), info.shape.begin(),
-                               info.shape.end());
+  const bool same =
+      tensor.dtype->dtype == info.dtype &&
+      std::equal(tensor.dims.begin(), tensor.dims.end(), info.shape.begin(), info.shape.end());
   if (!same || tensor.has_raw || tensor.is_external()) {
     FailOnnxTensor(in, tensor, "is not the one that was indexed");
     return in.status();

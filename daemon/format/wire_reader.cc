@@ -28,7 +28,11 @@ bool WireReader::ReadVarint(std::string_view what, int most_bytes, uint64_t* val
 }
 
 bool WireReader::ReadLength(std::string_view what, uint64_t* length) {
-  return ReadVarint(what, kMostLengthBytes, length);
+  const uint64_t begin = in_.offset();
+  if (!ReadVarint(what, kMostVarintBytes, length)) return false;
+  // One that is too large fails where its bytes are asked for, which says more.
+  if (in_.offset() - begin <= kMostLengthBytes || *length > in_.remaining()) return true;
+  return in_.Fail(absl::StrCat(AsAbsl(what), " has a length written in more than 5 bytes"));
 }
 
 bool WireReader::Next(WireField* field) {
