@@ -24,6 +24,7 @@
 #include "daemon/platform/fd_closer.h"
 #include "daemon/platform/linux_os.h"
 #include "daemon/platform/peer.h"
+#include "daemon/platform/probed_machine.h"
 #include "daemon/platform/systemd.h"
 #include "daemon/platform/thread_pool.h"
 #include "daemon/platform/unix_listener.h"
@@ -106,6 +107,7 @@ struct App::Impl : public Observer {
   std::unique_ptr<BudgetPool> memlock;
   RegionCache regions;
   IndexWriter index_writer;
+  ProbedMachine machine{clock};
   std::unique_ptr<ThreadPool> chunk_pool;  // Pieces of a load.
   std::unique_ptr<Loader> loader;
   std::unique_ptr<ThreadPool> load_pool;  // Whole loads, verifications, publishes.
@@ -177,6 +179,7 @@ absl::Status App::Impl::Build() {
   host = std::make_unique<BudgetPool>("host", HostBudget(config, limits));
   memlock = std::make_unique<BudgetPool>(
       "memlock", config.memory.memlock == MemlockPolicy::kOff ? UINT64_MAX : limits.memlock_bytes);
+  machine.SetOverrides(config.machine);
   LoaderOptions load_options;
   load_options.verify = config.load.verify;
   load_options.memlock = config.memory.memlock;
@@ -184,7 +187,7 @@ absl::Status App::Impl::Build() {
   load_options.io_priority = config.load.io_priority;
   chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads);
   loader = std::make_unique<Loader>(os, clock, *store, *verified, *chunk_pool, regions, *host,
-                                    *memlock, index_writer, load_options);
+                                    *memlock, index_writer, machine, load_options);
   load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
@@ -360,10 +363,12 @@ void App::Impl::TakeConfig(const absl::StatusOr<Config>& config) {
     return;
   }
   manager->SetModelPolicies(config->models);
+  machine.SetOverrides(config->machine);
+  machine.Forget();
   manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
     logger.Write(LogLevel::kInfo,
                  LogLine("reload")
-                     .Add("changed", "models")
+                     .Add("changed", "models,machine")
                      .Add("needs_restart", "memory, load, device, metrics, access"));
     EndReload();
   });

@@ -72,7 +72,6 @@ TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
   EXPECT_THAT(RefusalOf(Zip()), HasSubstr("PyTorch (a ZIP archive) is not a format"));
   EXPECT_THAT(RefusalOf(Pickle()), HasSubstr("pickle"));
   EXPECT_THAT(RefusalOf(Onnx()), HasSubstr("ONNX is not a format that this version serves"));
-  EXPECT_THAT(RefusalOf("ptrt" + std::string(20, 'x')), HasSubstr("TensorRT is not a format"));
   EXPECT_THAT(RefusalOf("lmgg" + std::string(20, 'x')), HasSubstr("a GGML file"));
   EXPECT_THAT(RefusalOf("fmgg" + std::string(20, 'x')), HasSubstr("a GGMF file"));
   EXPECT_THAT(RefusalOf("tjgg" + std::string(20, 'x')), HasSubstr("a GGJT file"));
@@ -156,8 +155,11 @@ TEST(FindComponentsTest, EqualNamesBecomeFileNames) {
 TEST(FindComponentsTest, OtherFormatsCountOnlyWhenNothingServedIsThere) {
   const std::string torch_index = "{\"weight_map\":{\"a\":\"pytorch_model.bin\"}}";
   EXPECT_THAT(
+      Found(MemoryFiles({{"model.onnx", Onnx()}, {"model.pt", Zip()}})),
+      ElementsAre("model.onnx=model.onnx", "model.pt=model.pt"));
+  EXPECT_THAT(
       Found(MemoryFiles({{"model.onnx", Onnx()}, {"model.plan", "ptrt12345678901234567890"}})),
-      ElementsAre("model.onnx=model.onnx", "model.plan=model.plan"));
+      ElementsAre("model.plan=model.plan"));
   EXPECT_THAT(Found(MemoryFiles({{"model.onnx", Onnx()},
                                  {"pytorch_model.bin", Zip()},
                                  {"pytorch_model.bin.index.json", torch_index},

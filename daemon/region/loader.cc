@@ -82,7 +82,7 @@ class FileCheck {
 
 Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Executor& executor,
                RegionCache& regions, BudgetPool& host, BudgetPool& memlock,
-               IndexBuilder& index_builder, LoaderOptions options)
+               IndexBuilder& index_builder, Machine& machine, LoaderOptions options)
     : os_(os),
       clock_(clock),
       store_(store),
@@ -92,6 +92,7 @@ Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Exec
       host_(host),
       memlock_(memlock),
       index_builder_(index_builder),
+      machine_(machine),
       options_(Normal(std::move(options))) {}
 
 absl::StatusOr<std::shared_ptr<const ResidentVersion>> Loader::Load(const LoadRequest& request) {

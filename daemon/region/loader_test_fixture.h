@@ -20,6 +20,7 @@
 #include "daemon/store/store.h"
 #include "daemon/store/verified.h"
 #include "tests/fakes/fault_os.h"
+#include "tests/fakes/fixed_machine.h"
 
 namespace modelhost {
 
@@ -62,6 +63,7 @@ class LoaderTest : public testing::Test {
   std::unique_ptr<BudgetPool> memlock_;
   RegionCache regions_;
   NameIndexBuilder builder_;
+  FixedMachine machine_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Loader> loader_;
 };
