@@ -24,6 +24,7 @@
 #include "daemon/platform/fd_closer.h"
 #include "daemon/platform/linux_os.h"
 #include "daemon/platform/peer.h"
+#include "daemon/platform/probed_machine.h"
 #include "daemon/platform/systemd.h"
 #include "daemon/platform/thread_pool.h"
 #include "daemon/platform/unix_listener.h"
@@ -108,6 +109,7 @@ struct App::Impl : public Observer {
   std::unique_ptr<BudgetPool> memlock;
   RegionCache regions;
   IndexWriter index_writer;
+  ProbedMachine machine{clock};
   std::unique_ptr<ThreadPool> chunk_pool;  // Pieces of a load.
   std::unique_ptr<ContentsIndexer> indexer;
   std::unique_ptr<Loader> loader;
@@ -207,6 +209,7 @@ absl::Status App::Impl::Build() {
   host = std::make_unique<BudgetPool>("host", HostBudget(config, limits));
   memlock = std::make_unique<BudgetPool>(
       "memlock", config.memory.memlock == MemlockPolicy::kOff ? UINT64_MAX : limits.memlock_bytes);
+  machine.SetOverrides(config.machine);
   LoaderOptions load_options;
   load_options.verify = config.load.verify;
   load_options.memlock = config.memory.memlock;
@@ -217,7 +220,7 @@ absl::Status App::Impl::Build() {
   if (!made_indexer.ok()) return made_indexer.status();
   indexer = *std::move(made_indexer);
   loader = std::make_unique<Loader>(os, clock, *store, *verified, *chunk_pool, regions, *host,
-                                    *memlock, *indexer, index_writer, load_options);
+                                    *memlock, *indexer, index_writer, machine, load_options);
   load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
@@ -393,10 +396,12 @@ void App::Impl::TakeConfig(const absl::StatusOr<Config>& config) {
     return;
   }
   manager->SetModelPolicies(config->models);
+  machine.SetOverrides(config->machine);
+  machine.Forget();
   manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
     logger.Write(LogLevel::kInfo,
                  LogLine("reload")
-                     .Add("changed", "models")
+                     .Add("changed", "models,machine")
                      .Add("needs_restart", "memory, load, device, metrics, access"));
     EndReload();
   });

@@ -5,9 +5,12 @@
 #include <functional>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/strip.h"
+#include "daemon/format/requires.h"
+#include "daemon/format/text.h"
 #include "daemon/observe/http_address.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/store/manifest.h"
@@ -171,6 +174,40 @@ Section AccessSection(Config& config) {
            }}};
 }
 
+// A value, or an array of them.
+absl::Status ReadFact(const TomlField& field, MachineFact& into) {
+  const bool list = field.value().kind == TomlValue::Kind::kArray;
+  auto values = list ? field.Strings() : absl::StatusOr<std::vector<std::string>>();
+  if (!list) {
+    auto value = field.String();
+    if (!value.ok()) return value.status();
+    values = std::vector<std::string>{*std::move(value)};
+  }
+  if (!values.ok()) return values.status();
+  if (values->empty()) return field.Error("expected a value (leave the key out to have it found)");
+  for (const std::string& value : *values) {
+    absl::Status good = CheckRequiredValue(field.key(), value);
+    if (good.ok() && (absl::StrContains(value, "+") || absl::StrContains(value, ","))) {
+      good = absl::InvalidArgumentError(
+          absl::StrCat(Quoted(value), ": a machine has one version, not a range or list"));
+    }
+    if (!good.ok()) return field.Error(good.message());
+  }
+  into.values = *std::move(values);
+  into.source = "modelhostd.toml";
+  return absl::OkStatus();
+}
+
+Section MachineSection(Config& config) {
+  const auto fact = [](MachineFact& into) {
+    return [&into](const TomlField& field) { return ReadFact(field, into); };
+  };
+  return {{kNeedsPlatform, fact(config.machine.platform)},
+          {kNeedsTensorRt, fact(config.machine.tensorrt)},
+          {kNeedsComputeCapability, fact(config.machine.compute_capability)},
+          {kNeedsCudaDriver, fact(config.machine.cuda_driver)}};
+}
+
 // One [[models]] table.
 absl::Status ReadModel(absl::string_view file, const TomlValue& table, Config& config) {
   ModelPolicy policy;
@@ -227,7 +264,7 @@ absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view fil
   const std::vector<std::pair<std::string, Section>> sections = {
       {"memory", MemorySection(config)}, {"load", LoadSection(config)},
       {"device", DeviceSection(config)}, {"metrics", MetricsSection(config)},
-      {"access", AccessSection(config)},
+      {"access", AccessSection(config)}, {"machine", MachineSection(config)},
   };
   for (const TomlEntry& entry : top->table) {
     absl::Status read;

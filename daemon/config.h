@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "daemon/platform/machine_facts.h"
 #include "daemon/region/loader.h"
 #include "daemon/store/model_policy.h"
 
@@ -47,6 +48,8 @@ struct Config {
     std::vector<std::string> admin_groups = {"modelhost-admin"};
   };
 
+  // [machine]: what is said here is not looked for. Empty facts are.
+  MachineFacts machine;
   Memory memory;
   Load load;
   Device device;

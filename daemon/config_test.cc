@@ -38,6 +38,11 @@ listen = "[::1]:9000"
 [access]
 read_groups = ["robots"]
 admin_groups = []
+[machine]
+platform = "linux-aarch64"
+tensorrt = "10.3.0"
+compute_capability = ["8.7", "8.9"]
+cuda_driver = "12.4"
 [[models]]
 name = "planner"
 residency = "sealed"
@@ -58,6 +63,10 @@ keep_previous = "90s"
   EXPECT_EQ(config->metrics.listen, "[::1]:9000");
   EXPECT_THAT(config->access.read_groups, ElementsAre("robots"));
   EXPECT_TRUE(config->access.admin_groups.empty());
+  EXPECT_THAT(config->machine.platform.values, ElementsAre("linux-aarch64"));
+  EXPECT_THAT(config->machine.tensorrt.values, ElementsAre("10.3.0"));
+  EXPECT_THAT(config->machine.compute_capability.values, ElementsAre("8.7", "8.9"));
+  EXPECT_THAT(config->machine.cuda_driver.values, ElementsAre("12.4"));
   ASSERT_EQ(config->models.size(), 2u);
   EXPECT_EQ(config->models.at("planner").residency, Residency::kSealed);
   EXPECT_EQ(config->models.at("planner").required, true);
@@ -68,6 +77,8 @@ TEST(ConfigTest, AnEmptyFileIsTheDefault) {
   auto config = ParseConfig("", "f");
   ASSERT_TRUE(config.ok());
   EXPECT_FALSE(config->memory.host_budget_bytes.has_value());
+  EXPECT_FALSE(config->machine.platform.known() || config->machine.tensorrt.known() ||
+               config->machine.compute_capability.known() || config->machine.cuda_driver.known());
   EXPECT_EQ(config->memory.memlock, MemlockPolicy::kBestEffort);
   EXPECT_EQ(config->load.io_priority, DefaultConfig().load.io_priority);
   EXPECT_EQ(config->metrics.listen, "127.0.0.1:9464");
@@ -95,6 +106,16 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
   EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
+}
+
+TEST(ConfigTest, TheMachineIsSaidInFull) {
+  EXPECT_THAT(ErrorOf("[machine]\ntensorrt = \"10.3\""), HasSubstr("10.3.0"));
+  EXPECT_THAT(ErrorOf("[machine]\ntensorrt = \"10.3.0+\""), HasSubstr("not a range"));
+  EXPECT_THAT(ErrorOf("[machine]\ncompute_capability = \"8.7, 8.9\""), HasSubstr("not a range"));
+  EXPECT_THAT(ErrorOf("[machine]\ncompute_capability = []"), HasSubstr("expected a value"));
+  EXPECT_THAT(ErrorOf("[machine]\nplatform = 3"), HasSubstr("'machine.platform'"));
+  EXPECT_THAT(ErrorOf("[machine]\ngpu = \"8.7\""),
+              HasSubstr("known here are platform, tensorrt, compute_capability, cuda_driver"));
 }
 
 TEST(ConfigTest, ModelsNeedANameAndOnlyOnce) {

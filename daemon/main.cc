@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/app.h"
+#include "daemon/platform/machine_probe.h"
 #include "daemon/platform/sigbus_guard.h"
 #include "daemon/platform/systemd.h"
 
@@ -24,6 +25,8 @@
 
 namespace modelhost {
 namespace {
+
+constexpr unsigned kProbeSeconds = 60;
 
 std::string Env(const char* name) {
   const char* value = std::getenv(name);
@@ -81,6 +84,17 @@ int Fail(int code, const std::string& text) {
   return code;
 }
 
+// A driver that hangs must not leave a process behind, whatever became of the one that waits.
+int Probe() {
+  ::alarm(kProbeSeconds);
+  ProbeMachine([](const std::string& text) {
+    std::fputs(text.c_str(), stdout);
+    std::fflush(stdout);
+  });
+  // Without the driver's own ways to end a process.
+  ::_exit(0);
+}
+
 int Main(int argc, char** argv) {
   CLI::App cli("Holds machine-learning model weights for a whole machine.", "modelhostd");
   std::string config_path;
@@ -90,6 +104,8 @@ int Main(int argc, char** argv) {
   std::string metrics;
   std::string log_level = "info";
   bool check = false;
+  CLI::App* probe = cli.add_subcommand(
+      "probe-machine", "Print what versions may be bound to: platform, TensorRT, GPUs, driver");
   cli.add_option("--config", config_path, "Configuration file (modelhostd.toml)");
   cli.add_option("--store", store, "Where the models are kept");
   cli.add_option("--state", state, "Where labels and records are kept");
@@ -106,6 +122,7 @@ int Main(int argc, char** argv) {
     return Fail(2, absl::StrCat(error.what(), " (modelhostd --help)"));
   }
 
+  if (probe->parsed()) return Probe();
   AppOptions options;
   options.config = DefaultConfig();
   if (!config_path.empty()) {

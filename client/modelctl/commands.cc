@@ -151,6 +151,12 @@ class Builder {
     publish->add_option("--residency", l.publish.residency, "How the model's bytes are held")
         ->type_name("HOW")
         ->check(CLI::IsMember({"mapped", "warm", "pinned", "sealed"}));
+    publish
+        ->add_option("--require", l.publish.requirements,
+                     "What the machine must have: tensorrt=10.3.0, compute_capability=8.7, "
+                     "platform=linux-aarch64, cuda_driver=12.4; repeatable")
+        ->type_name("KEY=VALUE")
+        ->allow_extra_args(false);
     publish->add_flag("--dry-run", l.publish.dry_run, "Check everything, send nothing");
     publish->add_flag("--stream", l.publish.stream, "Send bytes, not descriptors")->group("");
 

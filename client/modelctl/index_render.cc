@@ -150,6 +150,16 @@ void WriteJson(const std::vector<NamedIndex>& indexes, const IndexView& view, Si
   tail += "],\"metadata\":";
   // In a folder the metadata of each weight set stands with its component.
   Metadata(view.components ? std::vector<MetadataItem>() : indexes.front().index.metadata(), &tail);
+  if (!view.requirements.empty()) {
+    tail += ",\"requires\":{";
+    bool first_key = true;
+    for (const auto& [key, value] : view.requirements) {
+      if (!std::exchange(first_key, false)) tail += ',';
+      Key(key, &tail);
+      AppendJsonString(value, &tail);
+    }
+    tail += '}';
+  }
   tail += ",\"warnings\":";
   Texts(warnings, &tail);
   tail += "}\n";
@@ -227,6 +237,9 @@ void WriteSummary(const NamedIndex& one, const IndexView& view, std::string_view
     }
   } else if (!index.metadata().empty()) {
     rows.push_back({"METADATA", absl::StrCat(index.metadata().size(), " keys")});
+  }
+  for (const auto& [key, value] : view.requirements) {
+    rows.push_back({"REQUIRES", OneLine(absl::StrCat(key, "=", value))});
   }
   for (const std::string& warning : index.warnings()) {
     rows.push_back({"WARNING", OneLine(warning)});

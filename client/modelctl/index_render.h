@@ -4,9 +4,11 @@
 // control characters. The JSON keys are promises to users.
 #pragma once
 
+#include <map>
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <map>
 #include <vector>
 
 #include "daemon/format/tensor_index.h"
@@ -28,6 +30,8 @@ struct IndexView {
   std::string filter_glob;  // Only tensors whose names match; empty = all.
   // Of a folder: JSON gets "components", and every tensor its "component".
   bool components = false;
+  // Of a version: what it is bound to.
+  std::map<std::string, std::string> requirements = {};
 };
 
 // `indexes` is what `title` (a path or a model) holds; at least one.

@@ -61,6 +61,14 @@ std::string VersionName(const v1::Version& version) {
                       version.version() == 0 ? version.name() : absl::StrCat(version.version()));
 }
 
+std::map<std::string, std::string> RequirementsOf(const v1::Version& version) {
+  return {version.requirements().begin(), version.requirements().end()};
+}
+
+std::string RequirementsText(const v1::Version& version) {
+  return absl::StrJoin(RequirementsOf(version), ", ", absl::PairFormatter("="));
+}
+
 std::string LabelsOf(const v1::Version& version) { return absl::StrJoin(version.labels(), ","); }
 
 std::string ReasonOf(const v1::Version& version) {
@@ -148,6 +156,10 @@ void WriteVersion(JsonWriter& json, const v1::Version& version) {
   json.Field("lockedBytes", uint64_t{version.locked_bytes()});
   json.Field("tensorCount", uint64_t{version.tensor_count()});
   json.Field("tensorBytes", uint64_t{version.tensor_bytes()});
+  json.Key("requires");
+  json.BeginObject();
+  for (const auto& [key, value] : RequirementsOf(version)) json.Field(key, value);
+  json.EndObject();
   if (version.phase() == v1::LOADING) {
     json.Key("loading");
     json.BeginObject();

@@ -1,6 +1,7 @@
 // The daemon's messages as JSON fields and as words. Each writer fills an object that is open.
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "absl/strings/string_view.h"
@@ -13,6 +14,9 @@ namespace modelhost::modelctl {
 std::string PhaseName(v1::VersionPhase phase);        // "READY"
 std::string HealthName(v1::Health health);            // "OK"
 std::string VersionName(const v1::Version& version);  // "planner@8"; on disk's name when INVALID.
+// Sorted by key; as "KEY=VALUE, ...", empty without any.
+std::map<std::string, std::string> RequirementsOf(const v1::Version& version);
+std::string RequirementsText(const v1::Version& version);
 std::string LabelsOf(const v1::Version& version);     // "stable,canary"
 // Why it is as it is: the reason of a bad phase or health, or how far a load has come.
 std::string ReasonOf(const v1::Version& version);

@@ -45,6 +45,7 @@ struct PublishFlags {
   std::string version;
   std::string label;
   std::string residency;
+  std::vector<std::string> requirements;  // KEY=VALUE
   bool dry_run = false;
   bool stream = false;  // Send the bytes over gRPC even where descriptors could be passed.
 };

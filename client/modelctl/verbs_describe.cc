@@ -71,6 +71,7 @@ std::string DescribeVersion(Context& context, const v1::Version& version,
   facts.Add({"labels", LabelsOf(version)});
   facts.Add({"digest", version.digest().empty() ? "" : absl::StrCat("sha256:", version.digest())});
   facts.Add({"format", version.format()});
+  if (version.requirements_size() > 0) facts.Add({"requires", RequirementsText(version)});
   facts.Add({"tensors", version.format().empty()
                             ? ""
                             : absl::StrCat(version.tensor_count(), ", ",

@@ -9,6 +9,7 @@
 #include "absl/strings/strip.h"
 #include "client/modelctl/index_render.h"
 #include "client/modelctl/inspect.h"
+#include "client/modelctl/messages.h"
 #include "client/modelctl/ref.h"
 #include "client/modelctl/verbs.h"
 #include "client/modelctl/worker_lease.h"
@@ -68,9 +69,16 @@ Exit InspectVersion(Context& context, const Ref& ref, const InspectFlags& flags)
   if (indexes.empty()) {
     return Fail(ExitCode::kIntegrity, absl::StrCat(what, ": it has no weights of a known format"));
   }
+  v1::GetVersionRequest request;
+  request.set_model(ref.model);
+  request.set_version(lease->version());
+  const auto version = context.Call(what, &v1::Control::StubInterface::GetVersion, request);
+  if (!version.ok()) return version.exit();
   std::ostringstream out;
   WriteIndex(absl::StrCat(ref.model, "@", lease->version()), indexes,
-             {OutputOf(context.globals().output), flags.tensors, flags.filter, true}, out);
+             {OutputOf(context.globals().output), flags.tensors, flags.filter, true,
+              RequirementsOf(*version)},
+             out);
   context.Print(out.str());
   return Exit::Ok();
 }

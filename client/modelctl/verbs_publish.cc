@@ -4,6 +4,7 @@
 #include "absl/strings/str_join.h"
 #include "client/modelctl/messages.h"
 #include "client/modelctl/operation_run.h"
+#include "client/modelctl/publish_checks.h"
 #include "client/modelctl/ref.h"
 #include "client/modelctl/render.h"
 #include "client/modelctl/source_files.h"
@@ -19,6 +20,7 @@ struct Goal {
   std::string model;
   uint64_t version = 0;
   std::string label;
+  Requirements requirements;  // Of --require.
   std::string Name() const { return absl::StrCat(model, "@", version); }
 };
 
@@ -42,6 +44,9 @@ Outcome<Goal> ParseGoal(const PublishFlags& flags) {
     const Outcome<std::string> label = ParseLabelName(goal.label);
     if (!label.ok()) return label.exit();
   }
+  Outcome<Requirements> requirements = ParseRequireFlags(flags.requirements);
+  if (!requirements.ok()) return requirements.exit();
+  goal.requirements = *std::move(requirements);
   return goal;
 }
 
@@ -63,7 +68,8 @@ struct Weights {
 };
 
 // The weight sets that a load of these files would find. Reads headers only.
-absl::StatusOr<std::vector<Weights>> FindWeights(Context& context, const SourceSet& files) {
+absl::StatusOr<std::vector<Weights>> FindWeights(Context& context, const SourceSet& files,
+                                                 const std::vector<RequiresSource>& required) {
   std::vector<std::string> names;
   for (const SourceFile& file : files.files) names.push_back(file.path);
   SourceFileSource source(files);
@@ -74,6 +80,12 @@ absl::StatusOr<std::vector<Weights>> FindWeights(Context& context, const SourceS
     const auto index = ReadModel(component.main_file, source);
     if (!index.ok()) return index.status();
     for (const std::string& warning : index->warnings()) context.Warn(warning);
+    if (index->format() == "tensorrt" && !IsBound(required, component.main_file)) {
+      context.Warn(absl::StrCat(component.main_file,
+                                ": nothing says for which TensorRT, GPU and platform this plan was "
+                                "built, so no machine can refuse it (--require tensorrt=X.Y.Z "
+                                "--require compute_capability=M.N --require platform=linux-...)"));
+    }
     found.push_back({component.name, index->format(), index->size()});
   }
   if (found.empty()) {
@@ -82,8 +94,9 @@ absl::StatusOr<std::vector<Weights>> FindWeights(Context& context, const SourceS
   return found;
 }
 
-Exit DryRun(Context& context, const Goal& goal, const SourceSet& files, const std::string& what) {
-  const auto found = FindWeights(context, files);
+Exit DryRun(Context& context, const Goal& goal, const SourceSet& files,
+            const std::vector<RequiresSource>& required, const std::string& what) {
+  const auto found = FindWeights(context, files, required);
   if (!found.ok()) return FromStatus(found.status(), what);
   v1::GetVersionRequest request;
   request.set_model(goal.model);
@@ -103,12 +116,17 @@ Exit DryRun(Context& context, const Goal& goal, const SourceSet& files, const st
     return existing.exit();
   }
 
+  WarnOfMissingFiles(context, goal.model, files);
   if (context.json()) {
     JsonWriter json(context.json_style());
     json.BeginDocument("PublishPlan");
     json.Field("model", goal.model);
     json.Field("version", goal.version);
     json.Field("bytes", files.bytes);
+    json.Key("requires");
+    json.BeginObject();
+    for (const auto& [key, value] : goal.requirements) json.Field(key, value);
+    json.EndObject();
     json.Key("files");
     json.BeginArray();
     for (const SourceFile& file : files.files) {
@@ -155,6 +173,9 @@ v1::PublishBegin Announce(const Goal& goal, const SourceSet& files, const std::s
   begin.set_model(goal.model);
   begin.set_version(goal.version);
   begin.set_residency(residency);
+  for (const auto& [key, value] : goal.requirements) {
+    (*begin.mutable_requirements())[key] = value;
+  }
   begin.set_descriptors_follow(descriptors);
   for (const SourceFile& file : files.files) {
     v1::PublishFile* out = begin.add_files();
@@ -262,10 +283,12 @@ Exit Publish(Context& context, const PublishFlags& flags) {
   for (const std::string& skipped : files->skipped) {
     context.Warn(absl::StrCat("not published: ", skipped));
   }
-  if (flags.dry_run) return DryRun(context, *goal, *files, what);
+  const auto required = CollectRequirements(context, *files, goal->requirements);
+  if (!required.ok()) return required.exit();
+  if (flags.dry_run) return DryRun(context, *goal, *files, *required, what);
   // A store may hold what cannot be served, and the daemon judges; but nobody should learn of it
   // at the swap only.
-  if (const auto weights = FindWeights(context, *files); !weights.ok()) {
+  if (const auto weights = FindWeights(context, *files, *required); !weights.ok()) {
     context.Warn(absl::StrCat(weights.status().message(),
                               "; published as it is, it will not serve tensors"));
   }
@@ -274,6 +297,7 @@ Exit Publish(Context& context, const PublishFlags& flags) {
   const Outcome<Sockets> sockets = context.sockets();
   if (!sockets.ok()) return sockets.exit();
   if (const auto control = context.Control(); !control.ok()) return control.exit();
+  WarnOfMissingFiles(context, goal->model, *files);
   bool stream = flags.stream;
   UniqueFd handles;
   if (!stream) {

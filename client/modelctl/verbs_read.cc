@@ -247,7 +247,8 @@ Exit ListVersions(Context& context, const std::string& model, bool all) {
                                        {"HOST", Align::kRight},
                                        {"LOCKED", Align::kRight},
                                        {"TENSORS", Align::kRight},
-                                       {"CREATED"}});
+                                       {"CREATED"},
+                                       {"REQUIRES"}});
   }
   size_t left_out = 0, staged = 0;
   std::vector<const v1::Version*> shown;
@@ -280,6 +281,7 @@ Exit ListVersions(Context& context, const std::string& model, bool all) {
       row.emplace_back(FormatBytes(version->locked_bytes()));
       row.emplace_back(absl::StrCat(version->tensor_count()));
       row.emplace_back(version->has_created() ? Rfc3339(ToAbsl(version->created())) : "");
+      row.emplace_back(RequirementsText(*version));
     }
     row.emplace_back(ReasonOf(*version));
     table.Add(std::move(row));

@@ -98,7 +98,11 @@ class Finder {
     for (const Candidate& candidate : candidates_) {
       // Files of other kinds beside weights that are served are sidecars (an engine, an export).
       if (!IsOwn(candidate) || (any_served && !candidate.served)) continue;
-      components.push_back({ComponentName(candidate.name), candidate.name});
+      // A plan has no tensors to be named by, and must not take the name of a set that has.
+      components.push_back({candidate.format == FileFormat::kTensorRt
+                                ? candidate.name.substr(Folder(candidate.name).size())
+                                : ComponentName(candidate.name),
+                            candidate.name});
     }
     MakeNamesUnique(components);
     return components;

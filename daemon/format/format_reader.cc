@@ -48,6 +48,7 @@ absl::StatusOr<TensorIndex> ReadModel(const std::string& name, FileSource& sourc
   if (!bytes.ok()) return bytes.status();
   if (bytes->empty()) return ModelError(name, "the file is empty", "get it again");
   const FileFormat format = SniffFormat(*bytes, name);
+  if (absl::Status named = CheckPlanName(name, format, *bytes); !named.ok()) return named;
   switch (format) {
     case FileFormat::kSafetensors:
       return ReadSingleSafetensors(name, *bytes);

@@ -71,7 +71,6 @@ TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
   EXPECT_THAT(RefusalOf(kLfs), HasSubstr("x.bin: a Git LFS pointer"));
   EXPECT_THAT(RefusalOf(Zip()), HasSubstr("PyTorch (a ZIP archive) is not a format"));
   EXPECT_THAT(RefusalOf(Pickle()), HasSubstr("pickle"));
-  EXPECT_THAT(RefusalOf("ptrt" + std::string(20, 'x')), HasSubstr("TensorRT is not a format"));
   EXPECT_THAT(RefusalOf("lmgg" + std::string(20, 'x')), HasSubstr("a GGML file"));
   EXPECT_THAT(RefusalOf("fmgg" + std::string(20, 'x')), HasSubstr("a GGMF file"));
   EXPECT_THAT(RefusalOf("tjgg" + std::string(20, 'x')), HasSubstr("a GGJT file"));
@@ -156,7 +155,7 @@ TEST(FindComponentsTest, OtherFormatsCountOnlyWhenNothingServedIsThere) {
   const std::string torch_index = "{\"weight_map\":{\"a\":\"pytorch_model.bin\"}}";
   EXPECT_THAT(
       Found(MemoryFiles({{"model.pt", Pickle()}, {"model.plan", "ptrt12345678901234567890"}})),
-      ElementsAre("model.plan=model.plan", "model.pt=model.pt"));
+      ElementsAre("model.plan=model.plan"));
   EXPECT_THAT(Found(MemoryFiles({{"model.pt", Pickle()},
                                  {"pytorch_model.bin", Zip()},
                                  {"pytorch_model.bin.index.json", torch_index},

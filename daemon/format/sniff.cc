@@ -85,6 +85,10 @@ int FirstVisible(std::span<const std::byte> bytes) {
   return in.Peek();
 }
 
+bool IsPlanName(std::string_view name) {
+  return EndsWith(name, ".engine") || EndsWith(name, ".plan") || EndsWith(name, ".trt");
+}
+
 // Content says nothing: what the name claims decides whose error the user sees.
 FileFormat ByName(std::string_view name) {
   if (EndsWith(name, ".safetensors")) return FileFormat::kSafetensors;
@@ -92,7 +96,7 @@ FileFormat ByName(std::string_view name) {
   if (EndsWith(name, ".gguf")) return FileFormat::kGguf;
   if (EndsWith(name, ".onnx")) return FileFormat::kOnnx;
   if (EndsWith(name, ".pt") || EndsWith(name, ".pth")) return FileFormat::kTorchLegacy;
-  if (EndsWith(name, ".engine") || EndsWith(name, ".plan")) return FileFormat::kTensorRt;
+  if (IsPlanName(name)) return FileFormat::kTensorRt;
   return FileFormat::kUnknown;
 }
 
@@ -149,7 +153,16 @@ bool HasWeightsExtension(std::string_view name) { return ByName(name) != FileFor
 bool IsServed(FileFormat format) {
   return format == FileFormat::kSafetensors || format == FileFormat::kSafetensorsIndex ||
          format == FileFormat::kGguf || format == FileFormat::kOnnx ||
-         format == FileFormat::kTorchZip;
+         format == FileFormat::kTorchZip || format == FileFormat::kTensorRt;
+}
+
+absl::Status CheckPlanName(std::string_view name, FileFormat format,
+                           std::span<const std::byte> bytes) {
+  if (!IsPlanName(name) || format == FileFormat::kTensorRt) return absl::OkStatus();
+  const std::string_view title = FormatTitle(format);
+  if (title.empty()) return RefuseFormat(name, format, bytes);
+  return ModelError(name, absl::StrCat(AsAbsl(title), " under the name of a TensorRT plan"),
+                    "build an engine from it, or give the file the ending of what it is");
 }
 
 absl::Status RefuseFormat(std::string_view name, FileFormat format,

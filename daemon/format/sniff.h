@@ -12,8 +12,12 @@ namespace modelhost {
 
 // True for a name that claims to be weights: "x.safetensors", "x.gguf", "x.onnx", "x.pt", ...
 bool HasWeightsExtension(std::string_view name);
-// True for what ReadModel reads: safetensors, its index, GGUF, ONNX.
+// True for what ReadModel reads.
 bool IsServed(FileFormat format);
+// A file named as a TensorRT plan (.engine, .plan, .trt) that holds another format is refused:
+// whoever loads it by its name would hand it to TensorRT.
+absl::Status CheckPlanName(std::string_view name, FileFormat format,
+                           std::span<const std::byte> bytes);
 // The refusal of a file of another kind, by name and with what to do.
 absl::Status RefuseFormat(std::string_view name, FileFormat format,
                           std::span<const std::byte> bytes);

@@ -154,7 +154,7 @@ void BrokerFixture::StartDaemon(BrokerOptions options) {
   LoaderOptions load_options;
   load_options.memlock = MemlockPolicy::kOff;
   loader_ = std::make_unique<Loader>(os_, clock_, *store_, *verified_, *chunks_, regions_, host_,
-                                     memlock_, indexer_, index_writer_, load_options);
+                                     memlock_, indexer_, index_writer_, machine_, load_options);
   pool_ = std::make_unique<ThreadPool>("work", 2);
   catalogue_ = Must(CatalogueWriter::Create(labels_.epoch, labels_));
   access_ = AccessPolicy::Make({}, {}, ::getuid(), nullptr);

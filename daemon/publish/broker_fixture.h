@@ -28,6 +28,7 @@
 #include "gtest/gtest.h"
 #include "proto/abi/handle_frame.h"
 #include "proto/handle/fd_channel.h"
+#include "tests/fakes/fixed_machine.h"
 
 namespace modelhost {
 
@@ -141,6 +142,7 @@ class BrokerFixture : public ::testing::Test {
   BudgetPool memlock_{"memlock", UINT64_MAX};
   InProcessIndexer indexer_;
   IndexWriter index_writer_;
+  FixedMachine machine_;
   AccessPolicy access_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Store> store_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/format/text.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/version_contents.h"
 
@@ -64,14 +65,9 @@ absl::Status LoadJob::Open() {
 
 absl::Status LoadJob::Plan() {
   const std::vector<ManifestFile>& files = opened_.manifest->files;
-  for (const std::string& wanted : request_.policy.requires_files) {
-    const bool there = std::any_of(files.begin(), files.end(),
-                                   [&](const ManifestFile& file) { return file.path == wanted; });
-    if (!there) {
-      return absl::FailedPreconditionError(absl::StrCat(
-          name_, ": it has no file ", wanted, ", which requires_files of the model names"));
-    }
-  }
+  absl::Status fit = CheckRequiredFiles(request_.policy, *opened_.manifest);
+  if (fit.ok()) fit = CheckMachine();
+  if (!fit.ok()) return AtPath(fit, name_);
   const Residency residency = request_.policy.residency;
   const bool lockable = residency == Residency::kPinned || residency == Residency::kSealed;
   std::map<Digest, uint32_t> by_content;
@@ -86,6 +82,32 @@ absl::Status LoadJob::Plan() {
     slot.want_lock = lockable && loader_.options_.memlock != MemlockPolicy::kOff;
   }
   return absl::OkStatus();
+}
+
+absl::Status LoadJob::CheckMachine() {
+  auto sources = ReadRequirements(os_, opened_);
+  if (!sources.ok()) return sources.status();
+  requirements_ = *std::move(sources);
+  if (requirements_.empty()) return absl::OkStatus();
+  auto facts =
+      loader_.machine_.Facts(OnlyPlatform(requirements_), [this] { return cancel_->cancelled(); });
+  if (!facts.ok()) return facts.status();
+  return CheckRequires(requirements_, *facts);
+}
+
+void LoadJob::WarnOfRequirements(const std::vector<ComponentIndex>& components) {
+  for (std::string& text : UnknownRequirements(requirements_)) {
+    report_.warnings.push_back(std::move(text));
+  }
+  for (const ComponentIndex& component : components) {
+    const std::string& file = component.index.files().front();
+    if (component.index.format() != "tensorrt" || IsBound(requirements_, file)) continue;
+    report_.warnings.push_back(
+        absl::StrCat(Printable(file),
+                     ": nothing says for which TensorRT, GPU and platform this "
+                     "plan was built, so nothing was compared (publish it with "
+                     "--require tensorrt=X.Y.Z and so on)"));
+  }
 }
 
 absl::Status LoadJob::MakeRegions() {
@@ -386,7 +408,9 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Index() {
     version->format = contents->format;
     version->tensor_count = contents->tensor_count;
     version->tensor_bytes = contents->tensor_bytes;
+    version->requirements = Flatten(requirements_);
     report_.warnings = std::move(contents->warnings);
+    WarnOfRequirements(contents->components);
   }
   if (unlocked_bytes_ > 0) {
     report_.warnings.push_back(absl::StrCat(IecBytes(unlocked_bytes_), " of ", name_,

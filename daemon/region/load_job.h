@@ -16,6 +16,7 @@
 #include "absl/time/time.h"
 #include "daemon/region/chunk_pass.h"
 #include "daemon/region/loader.h"
+#include "daemon/region/requires_check.h"
 #include "proto/handle/region.h"
 
 namespace modelhost {
@@ -61,6 +62,9 @@ class LoadJob {
 
   absl::Status Open();
   absl::Status Plan();
+  // Before a byte of the weights is read: is the version for this machine?
+  absl::Status CheckMachine();
+  void WarnOfRequirements(const std::vector<ComponentIndex>& components);
   absl::Status MakeRegions();
   // True when something was claimed.
   bool Claim();
@@ -96,6 +100,7 @@ class LoadJob {
   std::string unlocked_why_;
   std::string dir_;  // Of the version, for people.
   VersionFiles opened_;
+  std::vector<RequiresSource> requirements_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> file_slots_;  // Slot of manifest->files[i].
 };

@@ -82,7 +82,8 @@ class FileCheck {
 
 Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Executor& executor,
                RegionCache& regions, BudgetPool& host, BudgetPool& memlock,
-               ContentsIndexer& indexer, IndexBuilder& index_builder, LoaderOptions options)
+               ContentsIndexer& indexer, IndexBuilder& index_builder, Machine& machine,
+               LoaderOptions options)
     : os_(os),
       clock_(clock),
       store_(store),
@@ -93,6 +94,7 @@ Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Exec
       memlock_(memlock),
       indexer_(indexer),
       index_builder_(index_builder),
+      machine_(machine),
       options_(Normal(std::move(options))) {}
 
 absl::StatusOr<std::shared_ptr<const ResidentVersion>> Loader::Load(const LoadRequest& request) {

@@ -6,8 +6,8 @@
 // undone.
 //
 // Errors: NOT_FOUND, INVALID_ARGUMENT (malformed; permanent), DATA_LOSS (digest differs, or EIO),
-// RESOURCE_EXHAUSTED (budget or memlock, with the numbers), FAILED_PRECONDITION (required sidecar
-// is missing), CANCELLED within 100 ms of the token.
+// RESOURCE_EXHAUSTED (budget or memlock, with the numbers), FAILED_PRECONDITION (a required file is
+// missing, or the version is for another machine), CANCELLED within 100 ms of the token.
 #pragma once
 
 #include <functional>
@@ -16,6 +16,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/platform/clock.h"
+#include "daemon/platform/machine_facts.h"
 #include "daemon/platform/os.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
@@ -60,7 +61,7 @@ class Loader {
  public:
   Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Executor& executor,
          RegionCache& regions, BudgetPool& host, BudgetPool& memlock, ContentsIndexer& indexer,
-         IndexBuilder& index_builder, LoaderOptions options);
+         IndexBuilder& index_builder, Machine& machine, LoaderOptions options);
 
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Load(const LoadRequest& request);
 
@@ -82,6 +83,7 @@ class Loader {
   BudgetPool& memlock_;
   ContentsIndexer& indexer_;
   IndexBuilder& index_builder_;
+  Machine& machine_;
   const LoaderOptions options_;
 };
 

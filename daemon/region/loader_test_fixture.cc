@@ -127,7 +127,7 @@ void LoaderTest::Truncate(const std::string& path, uint64_t bytes) const {
 
 std::unique_ptr<Loader> LoaderTest::MakeLoader(LoaderOptions options) {
   return std::make_unique<Loader>(os_, clock_, *store_, *verified_, *pool_, regions_, *host_,
-                                  *memlock_, indexer_, builder_, options);
+                                  *memlock_, indexer_, builder_, machine_, options);
 }
 
 LoadRequest LoaderTest::Request(uint64_t number, Residency residency) const {

@@ -20,6 +20,7 @@
 #include "daemon/store/store.h"
 #include "daemon/store/verified.h"
 #include "tests/fakes/fault_os.h"
+#include "tests/fakes/fixed_machine.h"
 
 namespace modelhost {
 
@@ -63,6 +64,7 @@ class LoaderTest : public testing::Test {
   RegionCache regions_;
   InProcessIndexer indexer_;
   NameIndexBuilder builder_;
+  FixedMachine machine_;
   std::unique_ptr<ThreadPool> pool_;
   std::unique_ptr<Loader> loader_;
 };

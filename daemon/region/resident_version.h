@@ -31,7 +31,8 @@ struct LoadReport {
 
 struct ResidentVersion {
   std::shared_ptr<const Manifest> manifest;
-  std::string format;  // "mixed" when components differ.
+  std::map<std::string, std::string> requirements;  // All that it requires, from every source.
+  std::string format;                               // "mixed" when components differ.
   uint64_t tensor_count = 0;
   uint64_t tensor_bytes = 0;
   // By region number of the index. Files with one digest share a region.

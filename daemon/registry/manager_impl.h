@@ -165,6 +165,8 @@ struct ModelManager::Impl {
   bool Move(VersionRecord& record, Phase to);
   // Makes the version READY; `waiter.done` runs once, maybe before this returns.
   void EnsureReady(const VersionKey& key, VersionRecord::Waiter waiter);
+  // FAILED_PRECONDITION when a resident version lacks what its policy asks for by now.
+  absl::Status MeetsPolicy(const VersionRecord& record);
   void StartLoad(VersionRecord& record);
   void OnLoadProgress(const VersionKey& key, const LoadProgress& progress);
   void FinishLoad(const VersionKey& key,

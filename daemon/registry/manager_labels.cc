@@ -386,6 +386,10 @@ void ModelManager::SetLabel(const std::string& model, const std::string& label, 
   if (version != 0 && impl.Find({model, version}) == nullptr) {
     return done(impl.NoSuchVersion({model, version}));
   }
+  if (const VersionRecord* record = impl.Find({model, version});
+      record != nullptr && record->resident != nullptr) {
+    if (auto complete = impl.MeetsPolicy(*record); !complete.ok()) return done(complete);
+  }
   if (version == 0 && impl.LabelVersion(model, label) == 0) {
     return done(absl::NotFoundError(
         absl::StrCat(model, ":", label, ": no such label (`modelctl label ls ", model, "`)")));

@@ -6,6 +6,8 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "daemon/platform/errno_status.h"
+#include "daemon/region/chunk_pass.h"
+#include "daemon/region/requires_check.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
 
@@ -37,6 +39,10 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
   if (record->phase == Phase::kDraining) StopDrain(*record);
   switch (record->phase) {
     case Phase::kReady:
+      // The policy may have been made stricter since it was loaded.
+      if (const absl::Status complete = MeetsPolicy(*record); !complete.ok()) {
+        return waiter.done(complete);
+      }
       if (record->health != Health::kSuspect && record->reload == nullptr) {
         return waiter.done(absl::OkStatus());
       }
@@ -60,6 +66,12 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
       if (std::ranges::find(waiting_for_room, key) == waiting_for_room.end()) StartLoad(*record);
       return;
   }
+}
+
+absl::Status ModelManager::Impl::MeetsPolicy(const VersionRecord& record) {
+  const absl::Status complete =
+      CheckRequiredFiles(PolicyOf(record.key.model), *record.resident->manifest);
+  return complete.ok() ? complete : AtPath(complete, record.key.ToString());
 }
 
 void ModelManager::Impl::StartLoad(VersionRecord& record) {

@@ -14,7 +14,7 @@ namespace modelhost {
 
 bool LooksLikeWeights(const std::string& path) {
   for (const char* ending :
-       {".safetensors", ".gguf", ".onnx", ".pt", ".pth", ".bin", ".engine", ".plan"}) {
+       {".safetensors", ".gguf", ".onnx", ".pt", ".pth", ".bin", ".engine", ".plan", ".trt"}) {
     if (absl::EndsWith(path, ending)) return true;
   }
   return false;
@@ -55,7 +55,8 @@ absl::StatusOr<PublishResult> StageAll(Publisher& publisher, Store& store,
                                        const PublishRequest& request,
                                        const std::vector<UniqueFd>& fds, bool replace_bad,
                                        const StagedVersion::Progress& progress) {
-  auto staged = publisher.Stage(request.model, request.version, request.files);
+  auto staged = publisher.Stage(request.model, request.version, request.files,
+                                request.requirements);
   if (!staged.ok()) return staged.status();
   (*staged)->OnProgress(progress);
   for (size_t i = 0; i < fds.size(); ++i) {

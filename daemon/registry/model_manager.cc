@@ -143,6 +143,11 @@ VersionSnapshot ModelManager::Impl::Snapshot(const VersionRecord& record) const 
   snapshot.digest = record.digest;
   snapshot.file_bytes = record.file_bytes;
   snapshot.created = record.created;
+  if (record.resident != nullptr) {
+    snapshot.requirements = record.resident->requirements;
+  } else if (record.manifest != nullptr) {
+    snapshot.requirements = record.manifest->requires_map;
+  }
   snapshot.leases = leases.CountOf(record.key);
   if (const auto book = models.find(record.key.model); book != models.end()) {
     snapshot.residency = book->second.policy.residency;
@@ -175,6 +180,7 @@ ModelSnapshot ModelManager::Impl::SnapshotModel(const std::string& name,
     entry.invalid = invalid.invalid;
     entry.file_bytes = invalid.bytes;
     entry.created = invalid.created;
+    if (invalid.manifest != nullptr) entry.requirements = invalid.manifest->requires_map;
     snapshot.versions.push_back(std::move(entry));
   }
   return snapshot;

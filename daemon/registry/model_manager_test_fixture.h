@@ -19,6 +19,7 @@
 #include "daemon/registry/model_manager.h"
 #include "proto/abi/catalogue_page.h"
 #include "tests/fakes/fault_os.h"
+#include "tests/fakes/fixed_machine.h"
 #include "tests/fakes/model_files.h"
 #include "tests/fakes/small_index.h"
 
@@ -88,7 +89,7 @@ class ManagerTest : public ::testing::Test {
     LoaderOptions loader_options;
     loader_options.memlock = MemlockPolicy::kOff;
     loader_ = std::make_unique<Loader>(*os_, clock_, *store_, *verified_, *chunks_, regions_,
-                                       *host_, *memlock_, indexer_, index_, loader_options);
+                                       *host_, *memlock_, indexer_, index_, machine_, loader_options);
     pool_ = std::make_unique<ThreadPool>("load", load_threads_);
     short_work_ = std::make_unique<ThreadPool>("work", 2);
     std::vector<std::string> unknown;
@@ -250,6 +251,7 @@ class ManagerTest : public ::testing::Test {
   RegionCache regions_;
   InProcessIndexer indexer_;
   SmallIndex index_;
+  FixedMachine machine_;
   std::unique_ptr<ThreadPool> chunks_;
   std::unique_ptr<Loader> loader_;
   int load_threads_ = 3;

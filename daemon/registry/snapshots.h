@@ -31,6 +31,8 @@ struct VersionSnapshot {
   std::optional<Digest> digest;
   uint64_t file_bytes = 0;
   absl::Time created;
+  // What it is bound to: all of it once it is resident, before that what its manifest says.
+  std::map<std::string, std::string> requirements;
   uint64_t leases = 0;
   Residency residency = Residency::kPinned;  // Asked for.
   std::string load_phase;                    // In LOADING.

@@ -23,6 +23,7 @@
 #include "daemon/platform/thread_pool.h"
 #include "daemon/platform/unix_listener.h"
 #include "daemon/service/control_server.h"
+#include "tests/fakes/fixed_machine.h"
 #include "tests/fakes/model_files.h"
 #include "tests/fakes/small_index.h"
 
@@ -62,7 +63,7 @@ class ControlServerTest : public ::testing::Test {
     LoaderOptions loader_options;
     loader_options.memlock = MemlockPolicy::kOff;
     loader_ = std::make_unique<Loader>(os_, clock_, *store_, *verified_, chunks_, regions_, host_,
-                                       memlock_, indexer_, index_, loader_options);
+                                       memlock_, indexer_, index_, machine_, loader_options);
     std::vector<std::string> unknown;
     access_ = AccessPolicy::Make({"4242"}, {"4343"}, ::geteuid(), &unknown);
     ManagerOptions options;
@@ -236,6 +237,7 @@ class ControlServerTest : public ::testing::Test {
   RegionCache regions_;
   InProcessIndexer indexer_;
   SmallIndex index_;
+  FixedMachine machine_;
   NoPage page_;
   ThreadPool chunks_{"chunks", 2};
   std::unique_ptr<Loader> loader_;

@@ -164,6 +164,9 @@ v1::Version ToProto(const VersionSnapshot& version) {
   if (version.digest.has_value()) out.set_digest(version.digest->Hex());
   out.set_file_bytes(version.file_bytes);
   if (IsSet(version.created)) ToProto(version.created, out.mutable_created());
+  for (const auto& [key, value] : version.requirements) {
+    (*out.mutable_requirements())[SafeText(key)] = SafeText(value);
+  }
   out.set_leases(version.leases);
   out.set_residency(std::string(ResidencyName(version.residency)));
   if (version.phase == Phase::kReserved || version.phase == Phase::kLoading) {
@@ -229,6 +232,9 @@ v1::Model ToProto(const ModelSnapshot& model) {
   out.set_required(model.policy.required);
   ToProto(model.policy.keep_previous, out.mutable_keep_previous());
   out.set_policy_error(SafeText(model.policy_error));
+  for (const std::string& file : model.policy.requires_files) {
+    out.add_requires_files(SafeText(file));
+  }
   return out;
 }
 
@@ -358,6 +364,7 @@ PublishRequest FromProto(const v1::PublishBegin& begin) {
   for (const v1::PublishFile& file : begin.files())
     out.files.push_back({file.path(), file.bytes()});
   out.residency = begin.residency();
+  out.requirements = {begin.requirements().begin(), begin.requirements().end()};
   return out;
 }
 

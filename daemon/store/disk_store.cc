@@ -158,7 +158,7 @@ absl::StatusOr<VersionFiles> DiskStore::OpenVersion(
   return files;
 }
 
-absl::StatusOr<Digest> DiskStore::RecordedDigest(const std::string& model, uint64_t version) {
+absl::StatusOr<Manifest> DiskStore::RecordedManifest(const std::string& model, uint64_t version) {
   auto dir = OpenVersionDir(model, version);
   if (!dir.ok()) return Prefix(Ref(model, version), dir.status());
   TreeFile file;
@@ -166,13 +166,13 @@ absl::StatusOr<Digest> DiskStore::RecordedDigest(const std::string& model, uint6
   if (absl::IsNotFound(fd.status())) {
     auto computed = LoadComputedManifest(os_, state_dir_, model, version);
     if (!computed.ok()) return Prefix(Ref(model, version), computed.status());
-    return computed->manifest.digest;
+    return computed->manifest;
   }
   if (!fd.ok()) return Prefix(Ref(model, version), fd.status());
   file.fd = *std::move(fd);
   auto manifest = ReadManifest(file, model, version);
   if (!manifest.ok()) return Prefix(Ref(model, version), manifest.status());
-  return manifest->digest;
+  return manifest;
 }
 
 absl::Status DiskStore::SetResidency(const std::string& model, Residency residency) {

@@ -40,7 +40,7 @@ class DiskStore final : public Store {
   const UniqueFd& root_dir() const override { return root_dir_; }
   uint32_t own_uid() const override { return own_uid_; }
   std::vector<Location> FindFiles(const Digest& digest, uint64_t bytes) override;
-  absl::StatusOr<Digest> RecordedDigest(const std::string& model, uint64_t version) override;
+  absl::StatusOr<Manifest> RecordedManifest(const std::string& model, uint64_t version) override;
   void AddPublished(const Manifest& manifest) override;
 
  private:

@@ -32,7 +32,8 @@ absl::StatusOr<uint64_t> BytesNeeded(const std::vector<PublishFile>& files) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<StagedVersion>> Publisher::Stage(
-    const std::string& model, uint64_t version, const std::vector<PublishFile>& files) {
+    const std::string& model, uint64_t version, const std::vector<PublishFile>& files,
+    const Requirements& requirements) {
   if (absl::Status name = CheckModelName(model); !name.ok()) return name;
   const std::string ref = absl::StrCat(model, "@", version);
   if (auto number = ParseVersionNumber(absl::StrCat(version)); !number.ok()) return number.status();
@@ -40,6 +41,11 @@ absl::StatusOr<std::unique_ptr<StagedVersion>> Publisher::Stage(
   for (const PublishFile& file : files) paths.push_back(file.path);
   if (absl::Status names = CheckVersionPaths(std::move(paths)); !names.ok()) {
     return Prefix(ref, names);
+  }
+  for (const auto& [key, value] : requirements) {
+    if (absl::Status good = CheckRequirement(key, value); !good.ok()) {
+      return Prefix(absl::StrCat(ref, ": requires"), good);
+    }
   }
   auto need = BytesNeeded(files);
   if (!need.ok()) return Prefix(ref, need.status());
@@ -50,7 +56,7 @@ absl::StatusOr<std::unique_ptr<StagedVersion>> Publisher::Stage(
         absl::StrCat(ref, ": needs ", *need, " bytes, the file system of ", store_.root(), " has ",
                      *have, " free (free ", *need - *have, " bytes)"));
   }
-  auto staging = Staging::Begin(store_, verified_, model, version, files);
+  auto staging = Staging::Begin(store_, verified_, model, version, files, requirements);
   if (!staging.ok()) return Prefix(ref, staging.status());
   return std::unique_ptr<StagedVersion>(*std::move(staging));
 }

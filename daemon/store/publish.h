@@ -8,7 +8,7 @@
 // Blocking; pool threads only. One StagedVersion is used by one thread at a time.
 //
 // Errors: RESOURCE_EXHAUSTED (need and have, checked before the first byte), ALREADY_EXISTS (that
-// number has other bytes; the same bytes are success with `already_there`), INVALID_ARGUMENT (a
+// number has other bytes or requirements; the same bytes are success with `already_there`), INVALID_ARGUMENT (a
 // name), DATA_LOSS (checksums.sha256 disagrees, or a source changed while it was read), CANCELLED.
 #pragma once
 
@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "daemon/format/requires.h"
 #include "daemon/store/store.h"
 #include "daemon/store/verified.h"
 
@@ -72,9 +73,11 @@ class Publisher {
   explicit Publisher(Store& store, VerifiedFiles* verified = nullptr)
       : store_(store), verified_(verified) {}
 
-  // Checks names, the number, and the space for `files` and begins.
+  // Checks names, the number, `requirements` (see format/requires.h; they go into the manifest) and
+  // the space for `files`, and begins.
   absl::StatusOr<std::unique_ptr<StagedVersion>> Stage(const std::string& model, uint64_t version,
-                                                       const std::vector<PublishFile>& files);
+                                                       const std::vector<PublishFile>& files,
+                                                       const Requirements& requirements = {});
   // Removes what crashed publishes left (staging directories that nobody has locked), and puts back
   // a version that a crashed repair had moved aside. Goes on after an error and returns the first.
   absl::Status SweepIncoming();

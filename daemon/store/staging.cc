@@ -19,7 +19,8 @@ Staging::Staging(Store& store, VerifiedFiles* verified, std::string model, uint6
 
 absl::StatusOr<std::unique_ptr<Staging>> Staging::Begin(Store& store, VerifiedFiles* verified,
                                                         const std::string& model, uint64_t version,
-                                                        const std::vector<PublishFile>& files) {
+                                                        const std::vector<PublishFile>& files,
+                                                        const Requirements& requirements) {
   Os& os = store.os();
   auto opened = os.OpenDirAt(store.root_dir(), "incoming");
   if (!opened.ok()) return opened.status();
@@ -29,6 +30,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Begin(Store& store, VerifiedFi
   // From here on the destructor clears up.
   std::unique_ptr<Staging> staging(
       new Staging(store, verified, model, version, std::move(incoming), *std::move(lock)));
+  staging->requirements_ = requirements;
   for (const PublishFile& file : files) staging->planned_[file.path] = Planned{file.bytes};
   const std::string partial = staging->lock_.partial();
   if (absl::Status made = os.MakeDirAt(*staging->incoming_, partial, 0700); !made.ok()) return made;

@@ -20,7 +20,8 @@ class Staging final : public StagedVersion {
   // Makes the staging directory.
   static absl::StatusOr<std::unique_ptr<Staging>> Begin(Store& store, VerifiedFiles* verified,
                                                         const std::string& model, uint64_t version,
-                                                        const std::vector<PublishFile>& files);
+                                                        const std::vector<PublishFile>& files,
+                                                        const Requirements& requirements);
   ~Staging() override;
 
   absl::Status AddFile(const PublishFile& file, const UniqueFd& source,
@@ -84,6 +85,7 @@ class Staging final : public StagedVersion {
   IncomingLock lock_;
   UniqueFd dir_;        // <id>.partial, then the version.
   bool staged_ = true;  // dir_ is still in incoming/.
+  Requirements requirements_;
   std::map<std::string, Planned> planned_;
   std::set<std::string> subdirs_;
   std::vector<ManifestFile> done_;

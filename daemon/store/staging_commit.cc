@@ -3,6 +3,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/format/text.h"
 #include "daemon/store/atomic_file.h"
 #include "daemon/store/staging.h"
 
@@ -16,6 +18,13 @@ constexpr uint64_t kMaxChecksumsBytes = uint64_t{64} << 20;
 bool SaysBad(const absl::Status& status) {
   return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
          absl::IsDataLoss(status);
+}
+
+std::string TextOf(const Requirements& requirements) {
+  if (requirements.empty()) return "nothing";
+  return absl::StrJoin(requirements, ", ", [](std::string* out, const auto& entry) {
+    absl::StrAppend(out, Printable(entry.first), "=", Printable(entry.second));
+  });
 }
 
 absl::StatusOr<UniqueFd> MakeDurableDir(Os& os, const UniqueFd& parent, const std::string& name) {
@@ -43,6 +52,7 @@ absl::StatusOr<PublishResult> Staging::Commit(
   manifest.model = model_;
   manifest.version = version_;
   manifest.created = absl::Now();
+  manifest.requires_map = requirements_;
   manifest.files = done_;
   std::sort(manifest.files.begin(), manifest.files.end(),
             [](const ManifestFile& a, const ManifestFile& b) { return a.path < b.path; });
@@ -123,18 +133,24 @@ absl::StatusOr<PublishResult> Staging::MeetExisting(const UniqueFd& versions,
   });
   if (!cancelled.ok()) return cancelled;
   if (!opened.ok() && !SaysBad(opened.status())) return opened.status();
-  auto recorded = opened.ok() ? absl::StatusOr<Digest>(opened->manifest->digest)
-                              : store_.RecordedDigest(model_, version_);
+  auto recorded = opened.ok() ? absl::StatusOr<Manifest>(*opened->manifest)
+                              : store_.RecordedManifest(model_, version_);
   const std::string where = absl::StrCat(store_.root(), "/models/", model_, "/versions/", version_);
   if (!recorded.ok()) {
     return absl::AlreadyExistsError(absl::StrCat(
         Ref(), ": exists, and nobody can tell whether these are its bytes: ",
         recorded.status().message(), " (publish under another number, or remove ", where, ")"));
   }
-  if (*recorded != manifest.digest) {
+  if (recorded->digest != manifest.digest) {
     return absl::AlreadyExistsError(absl::StrCat(
-        Ref(), ": exists with other bytes, sha256 ", recorded->Short(), "; these have ",
+        Ref(), ": exists with other bytes, sha256 ", recorded->digest.Short(), "; these have ",
         manifest.digest.Short(), " (a version never changes: publish under another number)"));
+  }
+  if (recorded->requires_map != requirements_) {
+    return absl::AlreadyExistsError(absl::StrCat(
+        Ref(), ": exists with the same bytes, but requires ", TextOf(recorded->requires_map),
+        "; these require ", TextOf(requirements_),
+        " (a version never changes: publish under another number)"));
   }
   if (opened.ok() && !replace_bad) {
     result.already_there = true;

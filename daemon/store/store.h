@@ -103,9 +103,9 @@ class Store {
     std::string name;
   };
   virtual std::vector<Location> FindFiles(const Digest& digest, uint64_t bytes) = 0;
-  // The digest that a version's manifest records (or the one computed before), in whatever state
-  // its files are. NOT_FOUND no such version; else why the manifest cannot be read.
-  virtual absl::StatusOr<Digest> RecordedDigest(const std::string& model, uint64_t version) = 0;
+  // The manifest of a version (or the one computed before), in whatever state its files are.
+  // NOT_FOUND no such version; else why the manifest cannot be read.
+  virtual absl::StatusOr<Manifest> RecordedManifest(const std::string& model, uint64_t version) = 0;
   // A version has just been published.
   virtual void AddPublished(const Manifest& manifest) = 0;
 };
