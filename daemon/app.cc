@@ -76,6 +76,7 @@ struct App::Impl : public Observer {
 
   absl::Status Build();
   absl::StatusOr<std::unique_ptr<ContentsIndexer>> MakeIndexer();
+  absl::StatusOr<UniqueFd> OpenIndexer();
   absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
   void AcceptControl();
   void OnSignal();
@@ -146,27 +147,39 @@ App::~App() = default;
 absl::StatusOr<std::unique_ptr<ContentsIndexer>> App::Impl::MakeIndexer() {
   const IsolateParsing isolate = options.config.load.isolate_parsing;
   if (isolate == IsolateParsing::kOff) return std::make_unique<InProcessIndexer>();
-  absl::Status why;
-  for (const char* place : {"", "/../libexec/modelhost"}) {
-    const auto dir = os.OpenDir(options.program_dir + place);
-    if (!dir.ok()) continue;
-    auto program = os.OpenFileAt(*dir, kIndexerName);
-    if (program.ok()) {
-      logger.Write(LogLevel::kInfo, LogLine("parsing_isolated").Add("program", kIndexerName));
-      return std::make_unique<ProcessIndexer>(*std::move(program), os, clock,
-                                              ProcessIndexer::Options{});
+  auto program = OpenIndexer();
+  absl::Status why = program.status();
+  if (why.ok()) {
+    auto made =
+        std::make_unique<ProcessIndexer>(*std::move(program), os, clock, ProcessIndexer::Options{});
+    why = made->CheckConfined();
+    if (why.ok() || absl::IsUnimplemented(why)) {
+      logger.Write(LogLevel::kInfo,
+                   LogLine("parsing_isolated").Add("confined", why.ok() ? "yes" : "no"));
+      return made;
     }
-    if (why.ok()) why = program.status();
   }
-  if (isolate == IsolateParsing::kRequired) {
-    return absl::Status(why.code(),
-                        absl::StrCat(options.program_dir, "/", kIndexerName, ": ", why.message(),
-                                     " (install it, or set isolate_parsing in [load])"));
+  // Not there, or not to be confined here: only what the operator may be content with.
+  const bool content = absl::IsNotFound(why) || absl::IsFailedPrecondition(why);
+  if (isolate == IsolateParsing::kRequired || !content) {
+    return absl::Status(why.code(), absl::StrCat(why.message(),
+                                                 "; model files are parsed by that program "
+                                                 "(install it, or set isolate_parsing in [load])"));
   }
-  logger.Write(LogLevel::kWarning, LogLine("parsing_in_process")
-                                       .Add("missing", kIndexerName)
-                                       .Add("looked_in", options.program_dir));
+  logger.Write(LogLevel::kWarning, LogLine("parsing_in_process").AddError(why));
   return std::make_unique<InProcessIndexer>();
+}
+
+absl::StatusOr<UniqueFd> App::Impl::OpenIndexer() {
+  std::string looked_in;
+  for (const std::string& place :
+       {options.program_dir, absl::StrCat(options.program_dir, "/", MODELHOST_LIBEXEC)}) {
+    auto dir = os.OpenDir(place);
+    auto program = dir.ok() ? os.OpenFileAt(*dir, kIndexerName) : dir.status();
+    if (program.ok() || !absl::IsNotFound(program.status())) return program;
+    absl::StrAppend(&looked_in, looked_in.empty() ? "" : " or ", place);
+  }
+  return absl::NotFoundError(absl::StrCat(kIndexerName, ": not in ", looked_in));
 }
 
 absl::Status App::Impl::Build() {

@@ -76,6 +76,8 @@ UniqueFd BlockSignals() {
   for (const int number : {SIGTERM, SIGINT, SIGHUP}) ::sigaddset(&signals, number);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
+  ::signal(SIGCHLD,
+           SIG_DFL);  // Ignored, it would take the ends of children from who waits for them.
   return UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
 }
 

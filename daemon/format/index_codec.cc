@@ -18,6 +18,10 @@ namespace {
 constexpr uint64_t kRequestMagic = 0x3172'7164'6e69'686d;
 constexpr uint64_t kAnswerMagic = 0x3173'6e61'6e69'686d;
 constexpr uint32_t kMaxAnswerRank = 1U << 20;
+constexpr uint64_t kMaxRefusalBytes = 8192;
+// Readers bound what they say besides the tensors; so many of each are more than any of them says.
+constexpr uint32_t kMaxWarnings = 10'000;
+constexpr uint32_t kMaxMetadata = 1'000'000;
 constexpr uint32_t kMappable = 1;
 constexpr uint32_t kStrided = 2;
 // The least bytes of an entry: a count that needs more than came is refused at once.
@@ -98,6 +102,46 @@ void PutIndex(const ComponentIndex& component, Encoder& out) {
   for (const std::string& warning : index.warnings()) out.Text(warning);
 }
 
+bool IsKnownFormat(std::string_view format) {
+  for (const std::string_view known : {"safetensors", "gguf", "onnx", "torch", "tensorrt"}) {
+    if (format == known) return true;
+  }
+  return false;
+}
+
+// The bytes of the range are those that shape, strides and type reach.
+bool FitsItsBytes(const TensorInfo& tensor) {
+  const abi::DTypeInfo& type = *abi::FindDType(tensor.dtype);
+  for (const int64_t dim : tensor.shape) {
+    if (dim == 0) return tensor.nbytes == 0;
+  }
+  uint64_t elements = 1;  // Of the range: one more than the farthest.
+  for (size_t i = 0; i < tensor.shape.size(); ++i) {
+    const auto dim = static_cast<uint64_t>(tensor.shape[i]);
+    if (tensor.shape[i] < 0) return false;
+    if (tensor.strides.empty()) {
+      if (__builtin_mul_overflow(elements, dim, &elements)) return false;
+      continue;
+    }
+    uint64_t reach = 0;
+    if (tensor.strides[i] < 0 ||
+        __builtin_mul_overflow(dim - 1, static_cast<uint64_t>(tensor.strides[i]), &reach) ||
+        __builtin_add_overflow(elements, reach, &elements)) {
+      return false;
+    }
+  }
+  uint64_t bits = 0;
+  if (type.block_bytes != 0) {
+    return elements % type.block_elements == 0 &&
+           !__builtin_mul_overflow(elements / type.block_elements, uint64_t{type.block_bytes},
+                                   &bits) &&
+           bits == tensor.nbytes;
+  }
+  // Texts have no place.
+  return type.bits != 0 && !__builtin_mul_overflow(elements, uint64_t{type.bits}, &bits) &&
+         bits / 8 + (bits % 8 != 0 ? 1 : 0) == tensor.nbytes;
+}
+
 class AnswerReader {
  public:
   AnswerReader(std::span<const std::byte> answer, const IndexRequest& asked)
@@ -117,6 +161,8 @@ class AnswerReader {
     std::vector<ComponentIndex> components;
     uint32_t count = 0;
     if (!Count(in_, "components", 1, &count)) return Broken();
+    if (count > sizes_.size()) in_.Fail("more components than files");
+    if (!in_.ok()) return Broken();
     for (uint32_t i = 0; i < count; ++i) {
       if (!Component(components)) return Broken();
     }
@@ -130,13 +176,16 @@ class AnswerReader {
 
   absl::Status Refusal(uint32_t code) {
     std::string text;
-    constexpr uint32_t kLastCode = static_cast<uint32_t>(absl::StatusCode::kUnauthenticated);
     if (!SizedUtf8(in_, "a refusal", &text)) return Broken();
-    if (code > kLastCode || text.empty()) {
-      in_.Fail("a status that does not exist");
+    const auto status = static_cast<absl::StatusCode>(code);
+    const bool known = status == absl::StatusCode::kInvalidArgument ||
+                       status == absl::StatusCode::kUnimplemented ||
+                       status == absl::StatusCode::kNotFound;
+    if (!known || text.empty() || text.size() > kMaxRefusalBytes) {
+      in_.Fail("a refusal of a kind that no reader gives");
       return Broken();
     }
-    return absl::Status(static_cast<absl::StatusCode>(code), text);
+    return absl::Status(status, text);
   }
 
   bool Component(std::vector<ComponentIndex>& components) {
@@ -147,6 +196,9 @@ class AnswerReader {
         !Count(in_, "files", 4, &files)) {
       return false;
     }
+    if (!IsKnownFormat(format)) return in_.Fail("a format that does not exist");
+    if (files == 0 || files > sizes_.size())
+      return in_.Fail("a component of no files, or too many");
     TensorIndex index(std::move(format));
     file_bytes_.clear();
     for (uint32_t i = 0; i < files; ++i) {
@@ -206,6 +258,7 @@ class AnswerReader {
     tensor.mappable = (flags & kMappable) != 0;
     tensor.reason = reason_;
     if (tensor.mappable != reason_.empty()) return in_.Fail("a reason that does not fit");
+    if (tensor.mappable && !FitsItsBytes(tensor)) return in_.Fail("a shape that does not fit");
     index.Add(tensor);
     return true;
   }
@@ -225,6 +278,7 @@ class AnswerReader {
     uint32_t items = 0;
     uint32_t warnings = 0;
     if (!Count(in_, "metadata", 8, &items)) return false;
+    if (items > kMaxMetadata) return in_.Fail("too much metadata");
     for (uint32_t i = 0; i < items; ++i) {
       std::string key;
       std::string value;
@@ -232,6 +286,7 @@ class AnswerReader {
       index.AddMetadata(std::move(key), std::move(value));
     }
     if (!Count(in_, "warnings", 4, &warnings)) return false;
+    if (warnings > kMaxWarnings) return in_.Fail("too many warnings");
     for (uint32_t i = 0; i < warnings; ++i) {
       std::string warning;
       if (!SizedUtf8(in_, "a warning", &warning)) return false;
@@ -251,6 +306,13 @@ class AnswerReader {
 
 }  // namespace
 
+uint64_t MaxAnswerBytes(uint64_t file_bytes) {
+  // An entry here is at most so many times as long as the shortest that a header can hold.
+  constexpr uint64_t kMost = 8;
+  constexpr uint64_t kLargestHeader = uint64_t{128} << 20;
+  return (uint64_t{16} << 20) + kMost * std::min(file_bytes, kLargestHeader);
+}
+
 std::string EncodeIndexRequest(const IndexRequest& request) {
   std::string text;
   const auto put = [&](std::string_view piece) {
@@ -259,6 +321,7 @@ std::string EncodeIndexRequest(const IndexRequest& request) {
   };
   Encoder out(put);
   out.Number64(kRequestMagic);
+  out.Number32(request.probe ? 1 : 0);
   out.Number32(request.files.size());
   for (const IndexRequest::File& file : request.files) {
     out.Number64(file.bytes);
@@ -273,8 +336,12 @@ absl::StatusOr<IndexRequest> DecodeIndexRequest(std::span<const std::byte> bytes
   IndexRequest request;
   uint64_t magic = 0;
   uint32_t count = 0;
+  uint32_t probe = 0;
   if (!in.Little("the magic", &magic)) return in.status();
   if (magic != kRequestMagic) in.Fail("it is from another build");
+  if (!in.Little("what to do", &probe)) return in.status();
+  request.probe = probe == 1;
+  if (probe > 1) in.Fail("another thing to do");
   if (!in.ok() || !Count(in, "files", 12, &count)) return in.status();
   for (uint32_t i = 0; i < count; ++i) {
     IndexRequest::File& file = request.files.emplace_back();

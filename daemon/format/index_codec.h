@@ -25,11 +25,16 @@ struct IndexRequest {
     uint64_t bytes = 0;
   };
   std::vector<File> files;
+  // Instead of parsing, do what the sandbox forbids: who is confined dies of SIGSYS.
+  bool probe = false;
 };
 
 std::string EncodeIndexRequest(const IndexRequest& request);
 // INVALID_ARGUMENT unless it is one, of this build.
 absl::StatusOr<IndexRequest> DecodeIndexRequest(std::span<const std::byte> bytes);
+
+// The most bytes that an answer about so many bytes of files can need.
+uint64_t MaxAnswerBytes(uint64_t file_bytes);
 
 // The answer: the weight sets that were found, or why the files are refused.
 // In pieces, so that a large one needs no memory of its own; false when `put` said false.
@@ -38,7 +43,8 @@ bool EncodeIndexes(const absl::StatusOr<std::vector<ComponentIndex>>& answer,
 std::string EncodeIndexes(const absl::StatusOr<std::vector<ComponentIndex>>& answer);
 // `answer` is what came, `asked` what was asked. The files' refusal as it was given; INTERNAL for
 // an answer that no indexer of this build gives: a range that leaves its file, a file that was not
-// asked about, an unknown type, names that are not UTF-8.
+// asked about, a type or a format that is not known, shapes that do not fit their bytes, names that
+// are not UTF-8, a refusal of a kind that no reader gives.
 absl::StatusOr<std::vector<ComponentIndex>> DecodeIndexes(std::span<const std::byte> answer,
                                                           const IndexRequest& asked);
 

@@ -19,8 +19,11 @@ std::span<const std::byte> Bytes(const std::string& text) {
 
 IndexRequest Asked() { return {.files = {{"a.safetensors", 100}, {"b.gguf", 50}}}; }
 
+constexpr int64_t kTen[] = {10};
+
 TensorInfo Good() {
   TensorInfo tensor;
+  tensor.shape = kTen;
   tensor.name = "w";
   tensor.dtype = abi::DType::kF32;
   tensor.offset = 10;
@@ -59,6 +62,7 @@ TEST(IndexCodecTest, IndexesComeBackAsTheyWere) {
   TensorInfo tensor = Good();
   tensor.shape = shape;
   tensor.strides = strides;
+  tensor.nbytes = 24;
   tensor.file = 1;
   index.Add(tensor);
   TensorInfo other = Good();
@@ -83,7 +87,7 @@ TEST(IndexCodecTest, IndexesComeBackAsTheyWere) {
   EXPECT_EQ(got.at(0).dtype, abi::DType::kF32);
   EXPECT_EQ(got.at(0).file, 1U);
   EXPECT_EQ(got.at(0).offset, 10U);
-  EXPECT_EQ(got.at(0).nbytes, 40U);
+  EXPECT_EQ(got.at(0).nbytes, 24U);
   EXPECT_THAT(got.at(0).shape, ::testing::ElementsAre(2, 3));
   EXPECT_THAT(got.at(0).strides, ::testing::ElementsAre(1, 2));
   EXPECT_FALSE(got.at(1).mappable);
@@ -96,6 +100,32 @@ TEST(IndexCodecTest, IndexesComeBackAsTheyWere) {
 TEST(IndexCodecTest, ARefusalKeepsItsCodeAndText) {
   const absl::Status refused = absl::UnimplementedError("m.pt: a legacy pickle");
   EXPECT_EQ(Read(EncodeIndexes(refused)), refused);
+}
+
+TEST(IndexCodecTest, ARefusalIsOneThatReadersGive) {
+  // Cancelled would be tried again for ever; the others are not about files.
+  for (const absl::Status& status :
+       {absl::CancelledError("x"), absl::AbortedError("x"), absl::ResourceExhaustedError("x"),
+        absl::DataLossError("x"), absl::Status(static_cast<absl::StatusCode>(77), "x"),
+        absl::InvalidArgumentError(""), absl::InvalidArgumentError(std::string(9000, 'x'))}) {
+    EXPECT_TRUE(absl::IsInternal(Read(EncodeIndexes(status)))) << status;
+  }
+}
+
+TEST(IndexCodecTest, ComponentsAreOfFilesAndOfKnownFormats) {
+  const auto read = [](const char* format, int files, int components) {
+    std::vector<ComponentIndex> all;
+    for (int i = 0; i < components; ++i) {
+      all.push_back({"c", TensorIndex(format)});
+      for (int j = 0; j < files; ++j) all.back().index.AddFile("b.gguf");
+    }
+    return Read(EncodeIndexes(std::move(all)));
+  };
+  EXPECT_TRUE(read("gguf", 1, 2).ok());
+  EXPECT_TRUE(absl::IsInternal(read("gguf", 0, 1)));
+  EXPECT_TRUE(absl::IsInternal(read("gguf", 3, 1)));
+  EXPECT_TRUE(absl::IsInternal(read("gguf", 1, 3)));
+  EXPECT_TRUE(absl::IsInternal(read("pickle", 1, 1)));
 }
 
 TEST(IndexCodecTest, WhatNoGoodIndexerSaysIsAnError) {
@@ -117,6 +147,27 @@ TEST(IndexCodecTest, WhatNoGoodIndexerSaysIsAnError) {
   tensor = Good();
   tensor.dtype = static_cast<abi::DType>(0x7777);
   refused(tensor, "unknown type");
+  tensor = Good();
+  tensor.nbytes = 39;
+  refused(tensor, "does not fit");
+  tensor.nbytes = 44;
+  refused(tensor, "does not fit");
+  tensor = Good();
+  constexpr int64_t kTwo[] = {2};
+  tensor.strides = kTwo;  // Reaches to the 19th element.
+  refused(tensor, "does not fit");
+  constexpr int64_t kMinus[] = {-1};
+  tensor.strides = kMinus;
+  refused(tensor, "does not fit");
+  tensor = Good();
+  constexpr int64_t kHuge[] = {INT64_MAX, 4};
+  tensor.shape = kHuge;
+  refused(tensor, "does not fit");
+  tensor = Good();
+  tensor.dtype = abi::DType::kQ8_0;  // 10 elements are no whole block.
+  refused(tensor, "does not fit");
+  tensor.dtype = abi::DType::kString;
+  refused(tensor, "does not fit");
   tensor = Good();
   tensor.name = "\xff";
   refused(tensor, "UTF-8");

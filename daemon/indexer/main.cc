@@ -33,7 +33,13 @@ namespace modelhost {
 namespace {
 
 constexpr uint64_t kMaxRequestBytes = uint64_t{64} << 20;
-constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The largest header that any format allows.
+// Memory is given by the size of the files, up to a point: a header of more than this is mostly
+// bytes that are not copied (the data of an ONNX model, the strings of a vocabulary).
+constexpr uint64_t kMostHeaderBytes = uint64_t{128} << 20;
+constexpr uint64_t kLeastMemoryBytes = uint64_t{256} << 20;
+constexpr uint64_t kMemoryPerHeaderByte = 16;
+
+constexpr int kNotConfined = 77;  // As ProcessIndexer knows it.
 
 int Fail(const std::string& why) {
   std::fprintf(stderr, "modelhost-indexer: %s\n", why.c_str());
@@ -83,17 +89,6 @@ bool WriteAll(const UniqueFd& fd, std::string_view text) {
   return true;
 }
 
-absl::StatusOr<std::vector<ComponentIndex>> Parse(const IndexRequest& request,
-                                                  MappedSource& source) {
-  std::vector<std::string> names;
-  for (const IndexRequest::File& file : request.files) names.push_back(file.name);
-  try {
-    return IndexComponents(names, source);
-  } catch (const std::bad_alloc&) {
-    return absl::ResourceExhaustedError("indexing it takes more memory than its headers are worth");
-  }
-}
-
 int Main(int argc, char** argv) {
   // Nobody waits for the answer of an orphan.
   ::prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0);
@@ -114,18 +109,37 @@ int Main(int argc, char** argv) {
     if (auto status = source.Add(request->files[i], fd); !status.ok()) {
       return Fail(std::string(status.message()));
     }
-    bytes += std::min(request->files[i].bytes, kMaxHeaderBytes);
+    bytes += std::min(request->files[i].bytes, kMostHeaderBytes);
   }
+  bytes = std::min(bytes, kMostHeaderBytes);
   SandboxLimits limits;
-  limits.memory_bytes = (uint64_t{256} << 20) + 16 * std::min(bytes, kMaxHeaderBytes);
+  limits.memory_bytes = kLeastMemoryBytes + kMemoryPerHeaderByte * bytes;
+  limits.file_bytes = MaxAnswerBytes(bytes);
   limits.cpu_seconds = 60;
   const absl::Status confined = EnterSandbox(limits);
-  if (!confined.ok() && !absl::IsUnimplemented(confined)) {
+  if (absl::IsUnimplemented(confined)) {
+    if (request->probe) return kNotConfined;
+  } else if (!confined.ok()) {
     return Fail(std::string(confined.message()));
   }
-  const auto answer = Parse(*request, source);
-  const bool whole =
-      EncodeIndexes(answer, [&](std::string_view piece) { return WriteAll(answer_fd, piece); });
+  if (request->probe) {
+    BreakOut();
+    return 1;
+  }
+  std::vector<std::string> names;
+  for (const IndexRequest::File& file : request->files) names.push_back(file.name);
+  const auto put = [&](std::string_view piece) { return WriteAll(answer_fd, piece); };
+  bool whole = false;
+  try {
+    whole = EncodeIndexes(IndexComponents(names, source), put);
+  } catch (const std::bad_alloc&) {
+    // Nothing was put yet, or the daemon finds an answer that breaks off; either way it is refused.
+    whole = EncodeIndexes(
+        absl::InvalidArgumentError(absl::StrCat(
+            "indexing these files takes more than the ", limits.memory_bytes >> 20,
+            " MiB that files of their size are given (are they made to do so? if not, report it)")),
+        put);
+  }
   ::_exit(whole ? 0 : 1);  // Destructors would unmap gigabytes for nothing.
 }
 

@@ -8,14 +8,19 @@
 namespace modelhost {
 
 struct SandboxLimits {
-  uint64_t memory_bytes = 0;  // Private memory (heap, not mapped files), and of each file written.
-  uint64_t cpu_seconds = 0;
+  uint64_t memory_bytes = 0;  // Of address space, beside what is mapped already.
+  uint64_t file_bytes = 0;    // Of the largest file written.
+  uint64_t cpu_seconds = 0;   // SIGXCPU, and SIGKILL a little later.
 };
 
 // From here on the process can compute, allocate memory, write to descriptors that it has or close
 // them, and end. Any other system call kills it at once (SIGSYS): it opens nothing, connects to
-// nothing, starts nothing. Descriptors that it has stay; close what it may not touch. UNIMPLEMENTED
-// in builds under a sanitizer, whose run time needs more.
+// nothing, starts nothing. Standard output and error lead nowhere; other descriptors stay, so close
+// what it may not touch. Whoever looks for memory to free takes this process first. UNIMPLEMENTED
+// in builds under a sanitizer, whose run time needs more calls.
 absl::Status EnterSandbox(const SandboxLimits& limits);
+
+// What the sandbox forbids. Returns only where there is none.
+void BreakOut();
 
 }  // namespace modelhost

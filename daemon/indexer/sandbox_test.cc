@@ -9,7 +9,9 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <fstream>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "gtest/gtest.h"
@@ -18,7 +20,8 @@ namespace modelhost {
 namespace {
 
 constexpr int kDone = 42;
-constexpr SandboxLimits kLimits{.memory_bytes = uint64_t{64} << 20, .cpu_seconds = 5};
+constexpr SandboxLimits kLimits{
+    .memory_bytes = uint64_t{64} << 20, .file_bytes = 1000, .cpu_seconds = 1};
 
 // How a child ends that enters the sandbox and does `what`; its exit status, or minus the signal.
 int EndOf(const std::function<void()>& what) {
@@ -83,6 +86,62 @@ TEST_F(SandboxTest, MemoryCannotBeExecutedNorMapAFile) {
               ::mprotect(reinterpret_cast<void*>(page), 4096, PROT_READ | PROT_WRITE | PROT_EXEC);
             }),
             -SIGSYS);
+}
+
+TEST_F(SandboxTest, MemoryIsNotLockedNorDoesItGrowBesideTheLimit) {
+  for (const int flag : {MAP_LOCKED, MAP_GROWSDOWN, MAP_HUGETLB, MAP_FIXED}) {
+    EXPECT_EQ(EndOf([flag] {
+                ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | flag,
+                       -1, 0);
+              }),
+              -SIGSYS)
+        << flag;
+  }
+}
+
+TEST_F(SandboxTest, OneThatAbortsEndsAsItself) {
+  EXPECT_EQ(EndOf([] { std::abort(); }), -SIGABRT);
+}
+
+TEST_F(SandboxTest, TimeAndFilesHaveAnEndWithASignalOfItsOwn) {
+  EXPECT_EQ(EndOf([] {
+              for (volatile int i = 0;; i = 0) {
+              }
+            }),
+            -SIGXCPU);
+  const int file = ::memfd_create("answer", MFD_CLOEXEC);
+  EXPECT_EQ(EndOf([file] {
+              const std::vector<char> piece(600, 'x');
+              for (int i = 0; i < 3; ++i) (void)!::write(file, piece.data(), piece.size());
+            }),
+            -SIGXFSZ);
+  ::close(file);
+}
+
+TEST_F(SandboxTest, StandardOutputIsNotTheDaemons) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    if (!EnterSandbox(kLimits).ok() || ::write(ends[1], "x", 1) != 1) ::_exit(1);
+    for (volatile int i = 0;; i = 0) {
+    }
+  }
+  char ready = 0;
+  ASSERT_EQ(::read(ends[0], &ready, 1), 1);
+  const std::string proc = "/proc/" + std::to_string(pid);
+  for (const int standard : {0, 1, 2}) {
+    char name[64] = {};
+    EXPECT_GT(::readlink((proc + "/fd/" + std::to_string(standard)).c_str(), name, sizeof name), 0);
+    EXPECT_STREQ(name, "/dev/null");
+  }
+  std::string score;
+  std::ifstream(proc + "/oom_score_adj") >> score;
+  EXPECT_EQ(score, "1000");
+  ::kill(pid, SIGKILL);
+  ::waitpid(pid, nullptr, 0);
+  ::close(ends[0]);
+  ::close(ends[1]);
 }
 
 TEST_F(SandboxTest, MemoryHasAnEnd) {

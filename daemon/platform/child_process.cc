@@ -19,6 +19,8 @@ namespace modelhost {
 namespace {
 
 constexpr absl::Duration kGoOnInterval = absl::Milliseconds(20);
+constexpr int kKillPatienceMs = 1000;
+constexpr int kIdOfPidfd = 3;  // P_PIDFD, Linux 5.4.
 
 // What posix_spawn is told, freed at the end.
 class SpawnPlan {
@@ -32,7 +34,10 @@ class SpawnPlan {
     ::sigfillset(&all);
     ::posix_spawnattr_setsigmask(&attributes_, &none);
     ::posix_spawnattr_setsigdefault(&attributes_, &all);
-    ::posix_spawnattr_setflags(&attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+    // A group of its own: what a terminal sends to the daemon's is not for it.
+    ::posix_spawnattr_setpgroup(&attributes_, 0);
+    ::posix_spawnattr_setflags(
+        &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     error_ = ::posix_spawn_file_actions_addopen(&actions_, 0, "/dev/null", O_RDWR, 0);
     Give(0, 1);
   }
@@ -81,10 +86,16 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const UniqueFd& program, const 
                      " on are more than a process may have (raise LimitNOFILE)"));
   }
   if (error != 0) return ErrnoStatus(error, absl::StrCat("cannot start ", name));
-  // No race: a child that has ended keeps its number until it is waited for.
+  // No race: a child that has ended keeps its number until it is waited for, and only here is it.
   UniqueFd pidfd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
   ChildProcess child(pid, std::move(pidfd));
-  if (!child.pidfd_.valid()) return ErrnoStatus(errno, absl::StrCat("cannot watch ", name));
+  if (!child.pidfd_.valid()) {
+    const int why = errno;
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    child.pid_ = -1;
+    return ErrnoStatus(why, absl::StrCat("cannot watch ", name));
+  }
   return child;
 }
 
@@ -95,20 +106,24 @@ ChildProcess::~ChildProcess() { Kill(); }
 
 void ChildProcess::Kill() {
   if (pid_ < 0) return;
-  ::kill(pid_, SIGKILL);
-  Reap();
+  ::syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
+  // It ends at once, unless it waits for a device that does not answer.
+  pollfd wanted{pidfd_.get(), POLLIN, 0};
+  if (::poll(&wanted, 1, kKillPatienceMs) > 0) (void)Reap();
+  pid_ = -1;
 }
 
-// A killed process ends without a wait worth the name: nothing of it blocks.
-ChildEnd ChildProcess::Reap() {
-  int status = 0;
-  while (::waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
-  }
+absl::StatusOr<ChildEnd> ChildProcess::Reap() {
+  siginfo_t info{};
+  int result = 0;
+  do {
+    result = ::waitid(static_cast<idtype_t>(kIdOfPidfd), static_cast<id_t>(pidfd_.get()), &info,
+                      WEXITED | WNOHANG);
+  } while (result != 0 && errno == EINTR);
   pid_ = -1;
-  ChildEnd end;
-  end.signalled = WIFSIGNALED(status);
-  end.code = end.signalled ? WTERMSIG(status) : WEXITSTATUS(status);
-  return end;
+  if (result != 0) return ErrnoStatus(errno, "the end of a child");
+  if (info.si_pid == 0) return absl::InternalError("a child that has ended still runs");
+  return ChildEnd{.signalled = info.si_code != CLD_EXITED, .code = info.si_status};
 }
 
 absl::StatusOr<ChildEnd> ChildProcess::Wait(Clock& clock, absl::Duration most,

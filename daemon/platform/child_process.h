@@ -32,7 +32,9 @@ class ChildProcess {
 
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&&) = delete;
-  ~ChildProcess();  // Kills what still runs.
+  // Kills what still runs. One that a broken device keeps from ending for a second stays behind as
+  // a zombie.
+  ~ChildProcess();
 
   // DEADLINE_EXCEEDED after `most`, CANCELLED soon after `go_on` says false; both kill it.
   absl::StatusOr<ChildEnd> Wait(Clock& clock, absl::Duration most,
@@ -40,7 +42,7 @@ class ChildProcess {
 
  private:
   ChildProcess(int pid, UniqueFd pidfd) : pid_(pid), pidfd_(std::move(pidfd)) {}
-  ChildEnd Reap();
+  absl::StatusOr<ChildEnd> Reap();  // Of one that has ended.
   void Kill();
 
   int pid_ = -1;  // -1: reaped.

@@ -18,6 +18,8 @@
 namespace modelhost {
 namespace {
 
+constexpr char kIndexer[] = "modelhost-indexer";
+
 class SpanSource final : public FileSource {
  public:
   explicit SpanSource(const std::vector<ContentsIndexer::File>& files) {
@@ -38,6 +40,31 @@ class SpanSource final : public FileSource {
 // The disk's fault or a writer's, and gone when they are; the bytes may be good.
 absl::Status FileFailed() {
   return ErrnoStatus(EIO, "a file failed, or was truncated, while it was indexed");
+}
+
+absl::Status OfSignal(int number) {
+  switch (number) {
+    case SIGBUS:
+      return FileFailed();
+    // What a process does to itself: it is the files that made it.
+    case SIGSEGV:
+    case SIGILL:
+    case SIGFPE:
+    case SIGABRT:
+    case SIGTRAP:
+    case SIGSYS:
+    case SIGXCPU:
+    case SIGXFSZ:
+      return absl::InvalidArgumentError(absl::StrCat(
+          "the parser was ended by signal ", number, " (", ::strsignal(number),
+          ") while it read these files: they are not served (report this, with the files)"));
+    case SIGKILL:
+      return absl::ResourceExhaustedError(
+          absl::StrCat(kIndexer, ": it was killed, perhaps for memory (try again)"));
+    default:
+      return absl::UnavailableError(absl::StrCat(
+          kIndexer, ": it was ended from outside, by signal ", number, " (try again)"));
+  }
 }
 
 // The request is small: what a version's manifest says of its files.
@@ -69,44 +96,67 @@ absl::StatusOr<std::vector<ComponentIndex>> InProcessIndexer::Index(const std::v
 ProcessIndexer::ProcessIndexer(UniqueFd program, Os& os, Clock& clock, Options options)
     : program_(std::move(program)), os_(os), clock_(clock), options_(options) {}
 
-absl::StatusOr<std::vector<ComponentIndex>> ProcessIndexer::Index(const std::vector<File>& files,
-                                                                  const CancelToken& cancel) {
-  constexpr char kName[] = "modelhost-indexer";
-  IndexRequest asked;
-  for (const File& file : files) asked.files.push_back({file.name, file.bytes.size()});
+absl::StatusOr<ChildEnd> ProcessIndexer::Run(const IndexRequest& asked,
+                                             const std::vector<File>& files, const UniqueFd& answer,
+                                             const CancelToken& cancel) {
   auto request = MakeRequest(EncodeIndexRequest(asked));
-  if (!request.ok()) return AtPath(request.status(), kName);
-  // Empty: it grows as the answer is written.
-  auto answer = WritableRegion::Create("modelhost:index-answer", 0, HugePages::kOff);
-  if (!answer.ok()) return ToStatus(answer.error(), kName);
-  std::vector<const UniqueFd*> descriptors = {&request->fd, &answer->fd()};
+  if (!request.ok()) return AtPath(request.status(), kIndexer);
+  std::vector<const UniqueFd*> descriptors = {&request->fd, &answer};
   for (const File& file : files) descriptors.push_back(file.fd);
-  auto child = ChildProcess::Start(program_, kName, descriptors);
+  auto child = ChildProcess::Start(program_, kIndexer, descriptors);
   if (!child.ok()) return child.status();
   const auto end = child->Wait(clock_, options_.most, [&] { return !cancel.cancelled(); });
-  if (!end.ok()) return AtPath(end.status(), kName);
-  if (end->signalled && end->code == SIGBUS) return FileFailed();
-  if (end->signalled && end->code == SIGKILL) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat(kName, ": it was killed, perhaps for memory (try again)"));
+  if (!end.ok()) return AtPath(end.status(), kIndexer);
+  return *end;
+}
+
+absl::StatusOr<std::vector<ComponentIndex>> ProcessIndexer::Index(const std::vector<File>& files,
+                                                                  const CancelToken& cancel) {
+  IndexRequest asked;
+  uint64_t bytes = 0;
+  for (const File& file : files) {
+    asked.files.push_back({file.name, file.bytes.size()});
+    bytes += file.bytes.size();
   }
-  if (end->signalled) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "the parser was ended by signal ", end->code, " (", ::strsignal(end->code),
-        ") while it read these files: they are not served (report this, with the files)"));
-  }
+  // Empty: it grows as the answer is written.
+  auto answer = WritableRegion::Create("modelhost:index-answer", 0, HugePages::kOff);
+  if (!answer.ok()) return ToStatus(answer.error(), kIndexer);
+  const auto end = Run(asked, files, answer->fd(), cancel);
+  if (!end.ok()) return end.status();
+  if (end->signalled) return OfSignal(end->code);
   if (end->code != 0) {
-    return absl::InternalError(absl::StrCat(kName, ": it ended with status ", end->code,
+    return absl::InternalError(absl::StrCat(kIndexer, ": it ended with status ", end->code,
                                             ", without an answer (look at the daemon's stderr)"));
   }
+  // The child is gone and nobody else has the descriptor: these bytes hold still.
   const auto sealed = std::move(*answer).Seal();
-  if (!sealed.ok()) return ToStatus(sealed.error(), kName);
+  if (!sealed.ok()) return ToStatus(sealed.error(), kIndexer);
   const auto info = os_.Stat(sealed->fd);
-  if (!info.ok()) return AtPath(info.status(), kName);
+  if (!info.ok()) return AtPath(info.status(), kIndexer);
+  if (info->bytes > MaxAnswerBytes(bytes)) {
+    return absl::InternalError(absl::StrCat(kIndexer, ": an answer of ", info->bytes, " bytes"));
+  }
   const auto mapping = ReadOnlyMapping::MapSealed(sealed->fd, info->bytes, Align::kPage);
-  if (!mapping.ok()) return ToStatus(mapping.error(), kName);
+  if (!mapping.ok()) return ToStatus(mapping.error(), kIndexer);
   Prefault(mapping->bytes());
   return DecodeIndexes(mapping->bytes(), asked);
+}
+
+absl::Status ProcessIndexer::CheckConfined() {
+  constexpr int kNotConfined = 77;  // As the program knows it.
+  const IndexRequest asked{.files = {}, .probe = true};
+  auto answer = WritableRegion::Create("modelhost:index-answer", 0, HugePages::kOff);
+  if (!answer.ok()) return ToStatus(answer.error(), kIndexer);
+  const CancelToken never;
+  const auto end = Run(asked, {}, answer->fd(), never);
+  if (!end.ok()) return end.status();
+  if (end->signalled && end->code == SIGSYS) return absl::OkStatus();
+  if (!end->signalled && end->code == kNotConfined) {
+    return absl::UnimplementedError("a build under a sanitizer has no system call filter");
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      kIndexer, ": it cannot be confined here: ended with ", end->signalled ? "signal " : "status ",
+      end->code, " (look at stderr; does this kernel or container allow seccomp?)"));
 }
 
 }  // namespace modelhost

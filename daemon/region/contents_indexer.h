@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/format/index_codec.h"
+#include "daemon/platform/child_process.h"
 #include "daemon/platform/clock.h"
 #include "daemon/platform/os.h"
 #include "daemon/region/cancel_token.h"
@@ -42,6 +43,7 @@ class InProcessIndexer final : public ContentsIndexer {
 // has no socket, no other memory and no file to reach.
 //   INVALID_ARGUMENT    these files end their parser: nothing can be said of them but that
 //   INTERNAL            the program gave no answer, or one that makes no sense
+//   UNAVAILABLE         it was ended from outside
 //   RESOURCE_EXHAUSTED  no process, memory or descriptor for it
 //   DEADLINE_EXCEEDED   no answer within `most`
 class ProcessIndexer final : public ContentsIndexer {
@@ -54,7 +56,14 @@ class ProcessIndexer final : public ContentsIndexer {
   absl::StatusOr<std::vector<ComponentIndex>> Index(const std::vector<File>& files,
                                                     const CancelToken& cancel) override;
 
+  // OK when the program, run once, cannot do what it must not. FAILED_PRECONDITION says why it is
+  // not confined here; UNIMPLEMENTED in builds under a sanitizer, which never are.
+  absl::Status CheckConfined();
+
  private:
+  absl::StatusOr<ChildEnd> Run(const IndexRequest& asked, const std::vector<File>& files,
+                               const UniqueFd& answer, const CancelToken& cancel);
+
   const UniqueFd program_;
   Os& os_;
   Clock& clock_;

@@ -114,7 +114,25 @@ TEST_F(ContentsIndexerTest, ACrashRefusesTheFilesAndNothingElse) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr("ended by signal"));
   }
+}
+
+TEST_F(ContentsIndexerTest, WhatComesFromOutsideIsNotHeldAgainstTheFiles) {
   EXPECT_TRUE(absl::IsResourceExhausted(Wrong("killed")));
+  EXPECT_TRUE(absl::IsUnavailable(Wrong("told to end")));
+}
+
+TEST_F(ContentsIndexerTest, TheRealProgramIsConfined) {
+  const auto confined = [&](const char* program) {
+    UniqueFd fd(::open(program, O_RDONLY | O_CLOEXEC));
+    return ProcessIndexer(std::move(fd), os_, clock_, {}).CheckConfined();
+  };
+  const absl::Status real = confined(MODELHOST_INDEXER);
+#ifdef MODELHOST_SANITIZED
+  EXPECT_TRUE(absl::IsUnimplemented(real)) << real;
+#else
+  EXPECT_TRUE(real.ok()) << real;
+#endif
+  EXPECT_TRUE(absl::IsFailedPrecondition(confined("/bin/true")));
 }
 
 TEST_F(ContentsIndexerTest, ATruncatedFileIsTheDisksFault) {

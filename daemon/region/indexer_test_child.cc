@@ -21,6 +21,7 @@ int Run(int first) {
   if (how == "crash") ::raise(SIGSEGV);
   if (how == "forbidden") ::raise(SIGSYS);
   if (how == "killed") ::raise(SIGKILL);
+  if (how == "told to end") ::raise(SIGTERM);
   if (how == "status") return 7;
   if (how == "hang") ::pause();
   if (how == "bus") {  // The file is empty by now.

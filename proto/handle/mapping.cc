@@ -58,7 +58,14 @@ void Prefault(std::span<const std::byte> bytes) {
 
 Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes, Align align) {
   if (bytes == 0) return ReadOnlyMapping();
-  void* direct = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd.get(), 0);
+  int sharing = MAP_SHARED;
+  void* direct = ::mmap(nullptr, bytes, PROT_READ, sharing, fd.get(), 0);
+  if (direct == MAP_FAILED && errno == EPERM) {
+    // Linux before 6.7 refuses a shared map of what is sealed against writing when the descriptor
+    // could write. A private one that nobody writes to shows the same pages.
+    sharing = MAP_PRIVATE;
+    direct = ::mmap(nullptr, bytes, PROT_READ, sharing, fd.get(), 0);
+  }
   if (direct == MAP_FAILED) return ErrnoError(errno, "map " + std::to_string(bytes) + " bytes");
   // Newer kernels align by themselves what could be mapped in huge pages.
   if (bytes < kHugePage || align == Align::kPage ||
@@ -75,8 +82,8 @@ Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes,
   }
   const auto start = reinterpret_cast<uintptr_t>(reserved);
   const uintptr_t aligned = (start + kHugePage - 1) & ~(kHugePage - 1);
-  void* at = ::mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ, MAP_SHARED | MAP_FIXED,
-                    fd.get(), 0);
+  void* at =
+      ::mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ, sharing | MAP_FIXED, fd.get(), 0);
   if (at == MAP_FAILED) {
     const int error = errno;
     ::munmap(reserved, room);

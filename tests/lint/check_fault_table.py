@@ -19,7 +19,8 @@ def known_tests(root):
     for name in project_files(root):
         path = pathlib.Path(name)
         if path.name.endswith("_test.cc"):
-            names |= {f"{suite}.{test}" for suite, test in GTEST.findall((root / path).read_text())}
+            names |= {f"{suite}.{test}" for suite, test in GTEST.findall((root / path).read_text())
+                      if not test.startswith("DISABLED_")}
         elif re.fullmatch(r"test_\w+\.py", path.name):
             names |= {f"{path.name}::{test}" for test in PYTHON.findall((root / path).read_text())}
     return names
@@ -29,9 +30,12 @@ def check(root, known):
     errors, rows = [], 0
     for number, line in enumerate((root / TABLE).read_text().splitlines(), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
-        if not line.startswith("|") or len(cells) != 4 or cells[3] in ("tests", "---"):
+        if not line.startswith("|") or cells[-1] in ("tests", "---"):
             continue
         rows += 1
+        if len(cells) != 4:
+            errors.append(f"{TABLE}:{number}: the row has {len(cells)} cells, not 4")
+            continue
         tests = re.findall(r"`([^`]+)`", cells[3])
         if not tests:
             errors.append(f"{TABLE}:{number}: the row names no test")

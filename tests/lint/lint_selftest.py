@@ -7,6 +7,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_banned  # noqa: E402
+import check_fault_table  # noqa: E402
 import check_includes  # noqa: E402
 
 
@@ -157,6 +158,25 @@ class Banned(unittest.TestCase):
             self.assertTrue(any("one machine" in e for e in check_banned.check(root)))
         with Tree({"README.md": "a network/ and homework/ here\n"}) as root:
             self.assertEqual(check_banned.check(root), [])
+
+
+class FaultTable(unittest.TestCase):
+    def complaints(self, row):
+        table = "| reported as | fault | right behaviour | tests |\n|---|---|---|---|\n" + row + "\n"
+        files = {check_fault_table.TABLE: table,
+                 "a_test.cc": "TEST(Good, Is) {}\nTEST_F(Good, DISABLED_Not) {}\n",
+                 "test_b.py": "class B:\n    def test_it(self):\n        pass\n"}
+        with Tree(files) as root:
+            return check_fault_table.check(root, check_fault_table.known_tests(root))
+
+    def test_tests_that_exist_are_fine(self):
+        self.assertEqual(self.complaints("| a | b | c | `Good.Is`, `test_b.py::test_it` |"), [])
+
+    def test_rows_without_a_test_or_with_one_that_is_gone_are_named(self):
+        for row in ("| a | b | c | `Good.Was` |", "| a | b | c | `Good.DISABLED_Not` |",
+                    "| a | b | c | none |", "| a | b | `Good.Is` |", "| a | b | c | d | `Good.Is` |",
+                    "no row at all"):
+            self.assertEqual(len(self.complaints(row)), 1, row)
 
 
 if __name__ == "__main__":
