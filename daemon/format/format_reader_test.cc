@@ -63,6 +63,9 @@ TEST(SniffTest, TheNameDecidesWhatContentCannot) {
   EXPECT_EQ(Sniff("garbage", "m.safetensors.index.json"), FileFormat::kSafetensorsIndex);
   EXPECT_EQ(Sniff("garbage", "x.txt"), FileFormat::kUnknown);
   EXPECT_EQ(Sniff("", "x.txt"), FileFormat::kUnknown);
+  // A model cut in its graph, and raw data that starts with the byte of one.
+  EXPECT_EQ(Sniff("\x08\x08\x3a\x7f..."), FileFormat::kOnnx);
+  EXPECT_EQ(Sniff("\x3a\x7f..."), FileFormat::kUnknown);
   EXPECT_EQ(Sniff("{\"a\":{\"weight_map\":{}}}", "config.json"), FileFormat::kUnknown);
   EXPECT_EQ(Sniff("{\"a\":\"\\\"weight_map\\\"\"}", "config.json"), FileFormat::kUnknown);
 }

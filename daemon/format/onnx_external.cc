@@ -86,16 +86,16 @@ absl::StatusOr<std::string> OnnxDataFileName(std::string_view model, const OnnxT
     return TensorError(model, tensor, "has its data in another file, but no location says where");
   }
   const std::string_view text = **location;
-  if (text == kMemoryMarker) {
-    return TensorError(model, tensor, "claims that its data is in the memory of ONNX Runtime",
-                       "the model was not saved as a file should be: export it again");
-  }
   std::string plain = text.empty() || text.front() == '#' ? std::string() : PlainLocation(text);
   if (plain.empty()) {
     return TensorError(model, tensor,
                        absl::StrCat("has its data in ", Quoted(text),
                                     ", which is no plain name of a file in this folder"),
                        kFolderHint);
+  }
+  if (plain == kMemoryMarker) {
+    return TensorError(model, tensor, "claims that its data is in the memory of ONNX Runtime",
+                       "the model was not saved as a file should be: export it again");
   }
   return plain;
 }

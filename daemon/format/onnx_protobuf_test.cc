@@ -1,5 +1,5 @@
-// The reader against Protobuf's own parse of the same bytes (onnx_subset.proto): every tensor that
-// Protobuf finds is listed with its type, shape and bytes, no other one is, and no message is
+// The reader against Protobuf's own parse of the same bytes (onnx_subset/model.proto): every tensor
+// that Protobuf finds is listed with its type, shape and bytes, no other one is, and no message is
 // accepted that Protobuf refuses.
 #include <algorithm>
 #include <array>
@@ -19,7 +19,7 @@
 #include "daemon/format/onnx_values.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "onnx_subset.pb.h"
+#include "onnx_subset/model.pb.h"
 
 namespace modelhost {
 namespace {

@@ -170,8 +170,8 @@ TEST(OnnxScaleTest, MemoryIsInProportionWhateverTheModelIsMadeOf) {
   Proto initializers;
   Proto nodes;
   Proto graphs = Proto().Bytes(1, "g");
-  constexpr size_t kMany = 20'000;
-  for (size_t i = 0; i < kMany; ++i) {
+  constexpr size_t kSome = 5'000;
+  for (size_t i = 0; i < kSome; ++i) {
     tensors.Add(10, OnnxFloats("", 1));
     initializers.Add(5, OnnxFloats(absl::StrCat(i), 1));
     nodes.Add(1, OnnxNode("n", "o", OnnxAttribute("v", 5, OnnxFloats("", 1))));
@@ -187,17 +187,28 @@ TEST(OnnxScaleTest, MemoryIsInProportionWhateverTheModelIsMadeOf) {
   }
 }
 
+// A tensor of the index takes more than the few bytes that it can have in the file.
+TEST(OnnxScaleTest, TheNumberOfTensorsIsLimited) {
+  const std::string small = Proto().Add(5, testing::OnnxRaw("", 2, {0}, "")).bytes();
+  std::string graph;
+  for (size_t i = 0; i <= size_t{1} << 20; ++i) graph += small;
+  MemoryFiles files({{"m.onnx", Proto().Varint(1, 8).Bytes(7, graph).bytes()}});
+  EXPECT_THAT(std::string(ReadModel("m.onnx", files).status().message()),
+              HasSubstr("more than 1048576 tensors"));
+}
+
 TEST(OnnxScaleTest, OneDataFileOfManyTensorsIsOpenedOnce) {
   Proto graph;
-  for (size_t i = 0; i < kMany; ++i) {
+  for (size_t i = 0; i < kFewer; ++i) {
     graph.Add(5, testing::OnnxExternal(NameOf(i), testing::kOnnxFloat, {1},
                                        {{"location", "w.bin"}, {"offset", absl::StrCat(4 * i)}}));
   }
-  MemoryFiles files({{"m.onnx", OnnxModel(graph).bytes()}, {"w.bin", std::string(4 * kMany, 'x')}});
+  MemoryFiles files(
+      {{"m.onnx", OnnxModel(graph).bytes()}, {"w.bin", std::string(4 * kFewer, 'x')}});
   auto index = ReadModel("m.onnx", files);
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_EQ(index->files().size(), 2u);
-  EXPECT_EQ(index->at(kMany - 1).offset, 4 * (kMany - 1));
+  EXPECT_EQ(index->at(kFewer - 1).offset, 4 * (kFewer - 1));
 }
 
 TEST(AllocationTest, HugeCountsAllocateNothing) {

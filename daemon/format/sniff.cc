@@ -46,17 +46,21 @@ bool LooksLikeSafetensors(std::span<const std::byte> bytes, bool named) {
 bool LooksLikeOnnx(std::span<const std::byte> bytes) {
   constexpr int kFieldsLookedAt = 64;
   constexpr uint32_t kMaxField = 26;
+  constexpr uint32_t kIrVersion = 1;
   constexpr uint32_t kGraph = 7;
   ByteReader in("", "", bytes);
   WireReader wire(in);
+  bool version = false;
   bool graph = false;
   WireField field;
   for (int i = 0; i < kFieldsLookedAt && wire.Next(&field); ++i) {
     if (field.number > kMaxField) return false;
     if (field.type != WireType::kVarint && field.type != WireType::kBytes) return false;
+    version = version || field.Is(kIrVersion, WireType::kVarint);
     graph = graph || field.Is(kGraph, WireType::kBytes);
-    // A model that is cut in its graph is still an ONNX file.
-    if (!wire.Skip(field)) return graph;
+    // A model that is cut in its graph is still an ONNX file. Raw data that starts with the byte of
+    // a graph is not.
+    if (!wire.Skip(field)) return version && graph;
   }
   return graph && in.ok();
 }
