@@ -12,7 +12,10 @@ namespace modelhost {
 
 // True for a name that claims to be weights: "x.safetensors", "x.gguf", "x.onnx", "x.pt", ...
 bool HasWeightsExtension(std::string_view name);
-// True for what ReadModel reads: safetensors, its index, GGUF.
+// True for a ZIP archive that is called like a checkpoint or starts like one: not any ZIP archive
+// is weights.
+bool MayBeCheckpoint(std::string_view name, std::span<const std::byte> zip);
+// True for what ReadModel reads: safetensors, an index of shards, GGUF, PyTorch's ZIP archives.
 bool IsServed(FileFormat format);
 // The refusal of a file of another kind, by name and with what to do.
 absl::Status RefuseFormat(std::string_view name, FileFormat format,
