@@ -21,12 +21,38 @@
 namespace modelhost {
 namespace {
 
+// The best that a version has are its components; the rest are sidecars (an export, an engine, the
+// state of an optimizer).
+enum class Standing {
+  kNotServed,   // A good file of a kind that ReadModel refuses by name.
+  kCheckpoint,  // PyTorch: a folder with better weights often keeps its training state beside them.
+  kServed,
+};
+
 struct Candidate {
   std::string name;
   FileFormat format = FileFormat::kUnknown;
-  bool served = true;  // False: a good file of a kind that ReadModel refuses by name.
+  Standing standing = Standing::kServed;
   std::span<const std::byte> bytes;
 };
+
+bool IsNamedLikeCheckpoint(std::string_view name) {
+  for (const std::string_view ending : {".pt", ".pth", ".bin", ".ckpt", ".bin.index.json"}) {
+    if (absl::EndsWithIgnoreCase(AsAbsl(name), AsAbsl(ending))) return true;
+  }
+  return false;
+}
+
+Standing StandingOf(const Candidate& candidate) {
+  if (candidate.format == FileFormat::kTorchZip) return Standing::kCheckpoint;
+  if (IsServed(candidate.format)) return Standing::kServed;
+  // Served in the sense that loading it says what to do.
+  const bool reported = candidate.format == FileFormat::kUnknown ||
+                        candidate.format == FileFormat::kGitLfsPointer ||
+                        candidate.format == FileFormat::kLegacyGgml;
+  if (!reported) return Standing::kNotServed;
+  return IsNamedLikeCheckpoint(candidate.name) ? Standing::kCheckpoint : Standing::kServed;
+}
 
 std::string_view Folder(std::string_view name) {
   const size_t slash = name.rfind('/');
@@ -56,7 +82,7 @@ std::vector<Candidate> FindCandidates(const std::vector<std::string>& names, Fil
   for (const std::string& name : names) {
     if (!IsPlainRelativeName(name)) continue;
     absl::StatusOr<std::span<const std::byte>> bytes = source.Open(name);
-    Candidate candidate{name, FileFormat::kUnknown, true, {}};
+    Candidate candidate{name, FileFormat::kUnknown, Standing::kServed, {}};
     if (bytes.ok()) {
       candidate.bytes = *bytes;
       candidate.format = SniffFormat(*bytes, name);
@@ -65,12 +91,11 @@ std::vector<Candidate> FindCandidates(const std::vector<std::string>& names, Fil
       const bool weights = HasWeightsExtension(name);
       if (candidate.format == FileFormat::kGitLfsPointer && !weights) continue;
       if (candidate.format == FileFormat::kSevenZip && !weights) continue;
-      candidate.served = IsServed(candidate.format) ||
-                         candidate.format == FileFormat::kGitLfsPointer ||
-                         candidate.format == FileFormat::kLegacyGgml;
+      if (candidate.format == FileFormat::kTorchZip && !MayBeCheckpoint(name, *bytes)) continue;
     } else if (!HasWeightsExtension(name)) {
       continue;
     }
+    candidate.standing = StandingOf(candidate);
     candidates.push_back(std::move(candidate));
   }
   std::sort(candidates.begin(), candidates.end(),
@@ -91,13 +116,14 @@ class Finder {
       if (candidate.format == FileFormat::kGguf) ClaimParts(candidate);
       if (candidate.format == FileFormat::kOnnx) ClaimData(candidate);
     }
-    const bool any_served = std::any_of(
-        candidates_.begin(), candidates_.end(),
-        [this](const Candidate& candidate) { return candidate.served && IsOwn(candidate); });
+    Standing best = Standing::kNotServed;
+    for (const Candidate& candidate : candidates_) {
+      if (IsOwn(candidate)) best = std::max(best, candidate.standing);
+    }
     std::vector<Component> components;
     for (const Candidate& candidate : candidates_) {
       // Files of other kinds beside weights that are served are sidecars (an engine, an export).
-      if (!IsOwn(candidate) || (any_served && !candidate.served)) continue;
+      if (!IsOwn(candidate) || candidate.standing != best) continue;
       // A plan has no tensors to be named by, and must not take the name of a set that has.
       components.push_back({candidate.format == FileFormat::kTensorRt
                                 ? candidate.name.substr(Folder(candidate.name).size())
@@ -118,9 +144,11 @@ class Finder {
 
   void ClaimShards(Candidate& index) {
     absl::StatusOr<ShardIndex> shards = ParseShardIndex(index.name, index.bytes);
-    // An index over PyTorch files has the same form, and its shards need not be there to look at. A
-    // damaged one goes by its name, and loading it reports the damage.
-    index.served = absl::EndsWithIgnoreCase(index.name, ".safetensors.index.json");
+    // The shards of an index over PyTorch files need not be there to look at: hubs leave them out
+    // where safetensors are. A damaged index goes by its name, and loading it reports the damage.
+    index.standing = absl::EndsWithIgnoreCase(index.name, ".safetensors.index.json")
+                         ? Standing::kServed
+                         : Standing::kCheckpoint;
     if (shards.ok()) {
       for (const std::string& shard : shards->shards) {
         const std::string path = SiblingName(index.name, shard);
@@ -129,11 +157,13 @@ class Finder {
         const auto known = formats_.find(path);
         if (absl::EndsWithIgnoreCase(path, ".safetensors") ||
             (known != formats_.end() && known->second == FileFormat::kSafetensors)) {
-          index.served = true;
+          index.standing = Standing::kServed;
         }
       }
     }
-    if (index.served) indexed_folders_.insert(std::string(Folder(index.name)));
+    if (index.standing == Standing::kServed) {
+      indexed_folders_.insert(std::string(Folder(index.name)));
+    }
   }
 
   void ClaimParts(const Candidate& candidate) {

@@ -51,16 +51,17 @@ absl::StatusOr<TensorIndex> ReadModel(const std::string& name, FileSource& sourc
 
 // One weight set of a version directory.
 struct Component {
-  std::string name;       // File name without shard numbers and extension: "model"; a plan's with it.
+  std::string name;  // File name without shard numbers and extension: "model"; a plan's with it.
   std::string main_file;  // What to give to ReadModel.
 };
 
 // Finds the weight sets among the files of a directory (names relative to it, any order); the
 // result is sorted by main file. Shards that an index or a split set claims are not components of
 // their own; with a shard index, stray safetensors beside it belong to nobody. Files that are no
-// weights are left out, and so are weights of formats that are not served when others are there;
-// alone, they are components, for ReadModel to refuse by name. Damaged or unreadable weights are
-// components too. Two components of one name get their main file's name instead.
+// weights are left out. So are weights of formats that are not served when others are there, and
+// PyTorch checkpoints when others than they are there; alone, they are components, for ReadModel to
+// read or to refuse by name. Damaged or unreadable weights are components too. Two components of
+// one name get their main file's name instead.
 absl::StatusOr<std::vector<Component>> FindComponents(const std::vector<std::string>& names,
                                                       FileSource& source);
 

@@ -7,6 +7,7 @@
 #include "daemon/format/model_builders.h"
 #include "daemon/format/name_table.h"
 #include "daemon/format/text.h"
+#include "daemon/format/torch_builder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -72,8 +73,14 @@ TEST(SniffTest, TheNameDecidesWhatContentCannot) {
 
 TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
   EXPECT_THAT(RefusalOf(kLfs), HasSubstr("x.bin: a Git LFS pointer"));
-  EXPECT_THAT(RefusalOf(Zip()), HasSubstr("PyTorch (a ZIP archive) is not a format"));
-  EXPECT_THAT(RefusalOf(Pickle()), HasSubstr("pickle"));
+  EXPECT_THAT(RefusalOf(Zip()), HasSubstr("no end record of a ZIP archive"));
+  EXPECT_THAT(RefusalOf(Pickle()), HasSubstr("a bare pickle, legacy of PyTorch"));
+  EXPECT_THAT(RefusalOf("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."),
+              HasSubstr("a legacy pickle checkpoint of PyTorch"));
+  EXPECT_THAT(RefusalOf(std::string(257, 'x') + "ustar"), HasSubstr("a tar archive: a legacy"));
+  EXPECT_THAT(RefusalOf("PYTORCH1" + std::string(20, 'x')), HasSubstr("a preview format"));
+  EXPECT_THAT(RefusalOf("7z\xbc\xaf\x27\x1c" + std::string(20, 'x')), HasSubstr("a 7z archive"));
+  EXPECT_THAT(RefusalOf("garbage", "x.pt"), HasSubstr("not a ZIP archive of torch.save"));
   EXPECT_THAT(RefusalOf("lmgg" + std::string(20, 'x')), HasSubstr("a GGML file"));
   EXPECT_THAT(RefusalOf("fmgg" + std::string(20, 'x')), HasSubstr("a GGMF file"));
   EXPECT_THAT(RefusalOf("tjgg" + std::string(20, 'x')), HasSubstr("a GGJT file"));
@@ -180,6 +187,40 @@ TEST(FindComponentsTest, AnIndexOverFilesOfAnotherKindIsNoneThatIsServed) {
   EXPECT_THAT(Found(MemoryFiles({{"pytorch_model.bin.index.json", torch_index},
                                  {"pytorch_model-00001-of-00001.bin", SmallSafetensors({"a"})}})),
               ElementsAre("pytorch_model=pytorch_model.bin.index.json"));
+}
+
+TEST(FindComponentsTest, CheckpointsAreComponentsWhereNothingBetterIsThere) {
+  const std::string checkpoint = testing::SmallCheckpoint().Build();
+  const std::string legacy = Pickle();
+  EXPECT_THAT(
+      Found(MemoryFiles({{"pytorch_model.bin", checkpoint},
+                         {"optimizer.pt", checkpoint},
+                         {"scheduler.pt", legacy},
+                         {"code.zip", Zip()},
+                         {"archive", checkpoint},
+                         {"config.json", "{}"}})),
+      ElementsAre("archive=archive", "optimizer=optimizer.pt", "pytorch_model=pytorch_model.bin"));
+  // As training leaves a folder.
+  for (const auto& [name, bytes] : std::map<std::string, std::string>{
+           {"model.safetensors", SmallSafetensors({"a"})}, {"model.gguf", GgufBuilder().Build()}}) {
+    EXPECT_THAT(Found(MemoryFiles({{name, bytes},
+                                   {"pytorch_model.bin", checkpoint},
+                                   {"optimizer.pt", checkpoint},
+                                   {"rng_state.pth", kLfs},
+                                   {"training_args.bin", Zip()}})),
+                ElementsAre("model=" + name));
+  }
+  EXPECT_THAT(Found(MemoryFiles({{"rng_state.pth", kLfs}, {"pytorch_model.bin", Zip()}})),
+              ElementsAre("pytorch_model=pytorch_model.bin", "rng_state=rng_state.pth"));
+}
+
+TEST(FindComponentsTest, AnIndexOverCheckpointsClaimsThem) {
+  const std::string checkpoint = testing::SmallCheckpoint().Build();
+  EXPECT_THAT(Found(MemoryFiles({{"pytorch_model.bin.index.json",
+                                  "{\"weight_map\":{\"w\":\"pytorch_model-00001-of-00001.bin\"}}"},
+                                 {"pytorch_model-00001-of-00001.bin", checkpoint},
+                                 {"extra.pt", checkpoint}})),
+              ElementsAre("extra=extra.pt", "pytorch_model=pytorch_model.bin.index.json"));
 }
 
 TEST(FindComponentsTest, WeightsThatAreOnlyPointersAreComponentsSoThatLoadingReportsThem) {

@@ -170,7 +170,7 @@ class PickleMachine {
       case PickleOp::kBinPersId:
         return PersistentId();
     }
-    return Refuse("this opcode is not read", kTensorHint);
+    return Refuse(absl::StrCat("this opcode is not read: 0x", absl::Hex(op)), kTensorHint);
   }
 
   // The stack.

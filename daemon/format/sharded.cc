@@ -14,6 +14,7 @@
 #include "daemon/format/safetensors.h"
 #include "daemon/format/sniff.h"
 #include "daemon/format/text.h"
+#include "daemon/format/torch_zip.h"
 
 namespace modelhost {
 namespace {
@@ -111,6 +112,25 @@ class IndexParser {
   bool seen_metadata_ = false;
 };
 
+// Reads one shard; the first says what all of them are.
+absl::Status ReadShard(const std::string& path, std::span<const std::byte> bytes, bool first,
+                       TensorIndex& index, std::vector<MetadataItem>& metadata) {
+  const FileFormat format = SniffFormat(bytes, path);
+  if (format != FileFormat::kSafetensors && format != FileFormat::kTorchZip) {
+    return RefuseFormat(path, format, bytes);
+  }
+  const std::string word = format == FileFormat::kSafetensors ? "safetensors" : "torch";
+  if (first) index.SetFormat(word);
+  if (index.format() != word) {
+    return ModelError(
+        path, absl::StrCat("a shard of the kind ", word, ", where the first is ", index.format()),
+        kShardsHint);
+  }
+  const uint32_t file = index.AddFile(path);
+  if (format == FileFormat::kTorchZip) return ReadTorchZip(path, bytes, file, index);
+  return ReadSafetensors(path, bytes, file, index, metadata);
+}
+
 // Opens and reads all shards into `index`; shard i becomes file 1 + i.
 absl::Status ReadShards(const std::string& name, const ShardIndex& shards, FileSource& source,
                         TensorIndex& index) {
@@ -137,10 +157,8 @@ absl::Status ReadShards(const std::string& name, const ShardIndex& shards, FileS
   std::vector<MetadataItem> all_metadata;
   for (size_t i = 0; i < opened.size(); ++i) {
     const std::string path = SiblingName(name, shards.shards[i]);
-    const FileFormat format = SniffFormat(opened[i], path);
-    if (format != FileFormat::kSafetensors) return RefuseFormat(path, format, opened[i]);
     std::vector<MetadataItem> metadata;
-    absl::Status status = ReadSafetensors(path, opened[i], index.AddFile(path), index, metadata);
+    absl::Status status = ReadShard(path, opened[i], i == 0, index, metadata);
     if (!status.ok()) return status;
     for (MetadataItem& item : metadata) all_metadata.push_back(std::move(item));
   }

@@ -1,4 +1,5 @@
-// Sharded safetensors: a JSON index that maps tensor names to the files of one folder.
+// Sharded weights: a JSON index that maps tensor names to the files of one folder, all of them
+// safetensors or all of them PyTorch checkpoints.
 //
 // Nothing in the format ties the index to its shards, so all of it is checked here: every file is
 // there and good, every mapped tensor is in the file that the map names, no tensor is in two files.
@@ -41,7 +42,7 @@ bool HasWeightMap(std::span<const std::byte> bytes);
 
 absl::StatusOr<ShardIndex> ParseShardIndex(std::string_view name, std::span<const std::byte> bytes);
 
-// Fills an index that has `name` as its file 0.
+// Fills an index that has `name` as its file 0, and says what the shards are.
 absl::Status ReadSharded(const std::string& name, std::span<const std::byte> bytes,
                          FileSource& source, TensorIndex& index);
 

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/format/format_reader.h"
 #include "daemon/format/model_builders.h"
+#include "daemon/format/torch_builder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -60,6 +61,39 @@ TEST(ShardedTest, IndexesTheTensorsOfAllShards) {
   EXPECT_EQ(index->at(3).name, "d");
   EXPECT_EQ(index->at(3).file, 2u);
   EXPECT_THAT(index->warnings(), IsEmpty());
+}
+
+TEST(ShardedTest, ShardsMayBeCheckpoints) {
+  const auto checkpoint = [](const std::string& name) {
+    namespace pk = testing::pickled;
+    return testing::Checkpoint(pk::Whole(pk::Dict({{pk::Text(name), pk::Four()}})),
+                               {{"0", std::string(16, 'd')}})
+        .Build();
+  };
+  const std::string one = "pytorch_model-00001-of-00002.bin";
+  const std::string two = "pytorch_model-00002-of-00002.bin";
+  MemoryFiles files({{"pytorch_model.bin.index.json", Map({{"a", one}, {"b", two}})},
+                     {one, checkpoint("a")},
+                     {two, checkpoint("b")}});
+  auto index = ReadModel("pytorch_model.bin.index.json", files);
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(index->format(), "torch");
+  ASSERT_EQ(index->size(), 2u);
+  EXPECT_EQ(index->at(0).file, 1u);
+  EXPECT_EQ(index->at(1).name, "b");
+  EXPECT_EQ(index->at(1).file, 2u);
+
+  const auto refusal = [&](const std::string& bytes) {
+    files.Put(two, bytes);
+    auto bad = ReadModel("pytorch_model.bin.index.json", files);
+    return bad.ok() ? "accepted" : std::string(bad.status().message());
+  };
+  EXPECT_THAT(refusal(checkpoint("c")), HasSubstr("weight_map puts tensor 'b' into"));
+  EXPECT_THAT(refusal(checkpoint("a")), HasSubstr("tensor 'a' occurs twice"));
+  EXPECT_THAT(refusal(SmallSafetensors({"b"})),
+              HasSubstr("a shard of the kind safetensors, where the first is torch"));
+  EXPECT_THAT(refusal(checkpoint("b").substr(1)), HasSubstr(two + ": "));
+  EXPECT_EQ(refusal(checkpoint("b")), "accepted");
 }
 
 TEST(ShardedTest, IsFoundByContentUnderAnyNameAndInASubfolder) {

@@ -83,6 +83,40 @@ bool LooksLikePickle(std::span<const std::byte> bytes) {
          version <= 5;
 }
 
+constexpr std::string_view kSevenZipMagic = "7z\xbc\xaf\x27\x1c";
+constexpr std::string_view kTorchPreview = "PYTORCH1";
+constexpr std::string_view kLegacyHint =
+    "load it in Python with torch.load(..., weights_only=True) and torch.save its state_dict() "
+    "again with a current version, or save it as safetensors";
+constexpr uint64_t kTarMagicAt = 257;
+
+// What torch.save wrote before it wrote ZIP archives, and what wraps checkpoints.
+absl::Status RefuseTorch(std::string_view name, std::span<const std::byte> bytes) {
+  const auto refuse = [&](std::string_view why, std::string_view hint = kLegacyHint) {
+    return ModelError(name, why, hint, absl::StatusCode::kUnimplemented);
+  };
+  if (HasAt(bytes, 0, kSevenZipMagic)) {
+    return refuse("a 7z archive, not a checkpoint", "unpack it, and check where it comes from");
+  }
+  if (HasAt(bytes, kTarMagicAt, "ustar")) {
+    return refuse(
+        "a tar archive: a legacy checkpoint of PyTorch before 0.1.10, or no checkpoint at all",
+        "load it with a PyTorch that still reads it, where it is trusted, and save it as "
+        "safetensors");
+  }
+  // The number 0x1950a86a20f9469cfc6c after PROTO 2.
+  if (HasAt(bytes, 2, "\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19")) {
+    return refuse("a legacy pickle checkpoint of PyTorch, from before its ZIP archives (1.6)");
+  }
+  if (HasAt(bytes, 0, kTorchPreview)) return refuse("a preview format of PyTorch before 1.0");
+  if (LooksLikePickle(bytes)) {
+    return refuse("a bare pickle, legacy of PyTorch or of another program, not a ZIP archive");
+  }
+  return ModelError(name, "named like a PyTorch checkpoint, but not a ZIP archive of torch.save",
+                    "the file is damaged, or a legacy format: load it in Python with "
+                    "weights_only=True and torch.save it again");
+}
+
 int FirstVisible(std::span<const std::byte> bytes) {
   ByteReader in("", "", bytes);
   in.TakeWhile([](uint8_t c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; });
@@ -110,12 +144,8 @@ std::string_view FormatTitle(FileFormat format) {
       return "ONNX";
     case FileFormat::kTorchZip:
       return "PyTorch (a ZIP archive)";
-    case FileFormat::kTorchLegacy:
-      return "PyTorch's legacy pickle or tar";
     case FileFormat::kTensorRt:
       return "TensorRT";
-    case FileFormat::kSevenZip:
-      return "7z";
     case FileFormat::kSafetensors:
       return "safetensors";
     case FileFormat::kSafetensorsIndex:
@@ -125,6 +155,8 @@ std::string_view FormatTitle(FileFormat format) {
     case FileFormat::kUnknown:
     case FileFormat::kGitLfsPointer:
     case FileFormat::kLegacyGgml:
+    case FileFormat::kTorchLegacy:
+    case FileFormat::kSevenZip:
       break;
   }
   return "";
@@ -142,14 +174,29 @@ FileFormat SniffFormat(std::span<const std::byte> bytes, absl::string_view absl_
   }
   if (LooksLikeSafetensors(bytes, EndsWith(name, ".safetensors"))) return FileFormat::kSafetensors;
   if (HasAt(bytes, 0, "PK\x03\x04") || HasAt(bytes, 0, "PK\x05\x06")) return FileFormat::kTorchZip;
-  if (HasAt(bytes, 0, "7z\xbc\xaf\x27\x1c")) return FileFormat::kSevenZip;
-  if (HasAt(bytes, 257, "ustar") || LooksLikePickle(bytes)) return FileFormat::kTorchLegacy;
+  if (HasAt(bytes, 0, kSevenZipMagic)) return FileFormat::kSevenZip;
+  if (HasAt(bytes, kTarMagicAt, "ustar") || HasAt(bytes, 0, kTorchPreview) ||
+      LooksLikePickle(bytes)) {
+    return FileFormat::kTorchLegacy;
+  }
   if (LooksLikeTensorRt(bytes)) return FileFormat::kTensorRt;
   if (FirstVisible(bytes) == '{' && (EndsWith(name, kIndexEnding) || HasWeightMap(bytes))) {
     return FileFormat::kSafetensorsIndex;
   }
   if (LooksLikeOnnx(bytes)) return FileFormat::kOnnx;
   return ByName(name);
+}
+
+bool MayBeCheckpoint(std::string_view name, std::span<const std::byte> zip) {
+  for (const std::string_view ending : {".pt", ".pth", ".bin", ".ckpt"}) {
+    if (EndsWith(name, ending)) return true;
+  }
+  // torch.save writes data.pkl first; the name's length is at byte 26 of a local header.
+  ByteReader in("", "", zip);
+  uint16_t name_size = 0;
+  std::string_view member;
+  return in.Skip("", 26) && in.Little("", &name_size) && in.Skip("", 2) &&
+         in.Text("", name_size, &member) && EndsWith(member, "/data.pkl");
 }
 
 bool HasWeightsExtension(std::string_view name) { return ByName(name) != FileFormat::kUnknown; }
@@ -192,8 +239,12 @@ absl::Status RefuseFormat(std::string_view name, FileFormat format,
         return ModelError(name, "a web page or XML, not a model",
                           "the download failed: look at the file, then get it again");
       }
-      return ModelError(name, "not a model file of any kind known here",
-                        "safetensors, sharded safetensors, GGUF and ONNX are served");
+      return ModelError(
+          name, "not a model file of any kind known here",
+          "safetensors, GGUF, ONNX, PyTorch checkpoints and TensorRT plans are served");
+    case FileFormat::kTorchLegacy:
+    case FileFormat::kSevenZip:
+      return RefuseTorch(name, bytes);
     default:
       return ModelError(
           name,

@@ -12,6 +12,9 @@ namespace modelhost {
 
 // True for a name that claims to be weights: "x.safetensors", "x.gguf", "x.onnx", "x.pt", ...
 bool HasWeightsExtension(std::string_view name);
+// True for a ZIP archive that is called like a checkpoint or starts like one: not any ZIP archive
+// is weights.
+bool MayBeCheckpoint(std::string_view name, std::span<const std::byte> zip);
 // True for what ReadModel reads.
 bool IsServed(FileFormat format);
 // A file named as a TensorRT plan (.engine, .plan, .trt) that holds another format is refused:

@@ -48,6 +48,7 @@ class TensorIndex {
   const std::vector<std::string>& warnings() const { return warnings_; }
 
   // For readers.
+  void SetFormat(std::string format) { format_ = std::move(format); }
   uint32_t AddFile(std::string name);
   void Reserve(size_t tensors, size_t name_bytes, size_t dims);
   void Add(const TensorInfo& tensor);
