@@ -5,6 +5,7 @@
 
 usage: worker.py LIBRARY RUNTIME_DIR
 """
+import hashlib
 import json
 import mmap
 import os
@@ -79,7 +80,8 @@ class Worker:
         data, fd_path = self.handles[key].file(path)
         with open(fd_path, "rb") as again:
             same = again.read() == data
-        return {"text": data.decode(errors="replace"), "same_by_path": same}
+        return {"text": data.decode(errors="replace"), "same_by_path": same,
+                "sha256": hashlib.sha256(data).hexdigest()}
 
     def follow(self, ref):
         self.live = self.client.follow(ref, True, 0)
