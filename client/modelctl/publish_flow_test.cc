@@ -141,11 +141,9 @@ std::string PlanBytes() {
 
 TEST_F(PublishFlowTest, WhatItRequiresIsAnnouncedBothWays) {
   WriteFile("in/m.engine", PlanBytes());
-  const std::vector<std::string> line = {"publish",    In(),
-                                         "--model",    "planner",
-                                         "--version",  "8",
-                                         "--require",  "tensorrt=10.3.0",
-                                         "--require",  "compute_capability=8.7, 8.9"};
+  const std::vector<std::string> line = {
+      "publish", In(),        "--model",         "planner",   "--version",
+      "8",       "--require", "tensorrt=10.3.0", "--require", "compute_capability=8.7, 8.9"};
   for (const bool descriptors : {false, true}) {
     if (descriptors) daemon_.StartHandles();
     daemon_.publish_begin.Clear();

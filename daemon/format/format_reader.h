@@ -51,7 +51,7 @@ absl::StatusOr<TensorIndex> ReadModel(const std::string& name, FileSource& sourc
 
 // One weight set of a version directory.
 struct Component {
-  std::string name;       // File name without shard numbers and extension: "model"; a plan's with it.
+  std::string name;  // File name without shard numbers and extension: "model"; a plan's with it.
   std::string main_file;  // What to give to ReadModel.
 };
 

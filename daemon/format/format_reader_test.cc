@@ -154,9 +154,8 @@ TEST(FindComponentsTest, EqualNamesBecomeFileNames) {
 
 TEST(FindComponentsTest, OtherFormatsCountOnlyWhenNothingServedIsThere) {
   const std::string torch_index = "{\"weight_map\":{\"a\":\"pytorch_model.bin\"}}";
-  EXPECT_THAT(
-      Found(MemoryFiles({{"model.onnx", Onnx()}, {"model.pt", Zip()}})),
-      ElementsAre("model.onnx=model.onnx", "model.pt=model.pt"));
+  EXPECT_THAT(Found(MemoryFiles({{"model.onnx", Onnx()}, {"model.pt", Zip()}})),
+              ElementsAre("model.onnx=model.onnx", "model.pt=model.pt"));
   EXPECT_THAT(
       Found(MemoryFiles({{"model.onnx", Onnx()}, {"model.plan", "ptrt12345678901234567890"}})),
       ElementsAre("model.plan=model.plan"));

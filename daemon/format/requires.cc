@@ -32,9 +32,8 @@ std::string_view BaseName(std::string_view path) {
 bool IsKeyText(std::string_view key) {
   const auto word = [](char c) { return absl::ascii_islower(c) || absl::ascii_isdigit(c); };
   return !key.empty() && key.size() <= kMaxKeyBytes && word(key[0]) &&
-         std::all_of(key.begin(), key.end(), [&](char c) {
-           return word(c) || c == '.' || c == '_' || c == '-';
-         });
+         std::all_of(key.begin(), key.end(),
+                     [&](char c) { return word(c) || c == '.' || c == '_' || c == '-'; });
 }
 
 bool IsOneLineText(std::string_view text) {
@@ -111,9 +110,8 @@ bool IsKnownRequirement(std::string_view key) {
 }
 
 std::string KnownRequirements() {
-  return absl::StrJoin(kKnownKeys, ", ", [](std::string* out, std::string_view key) {
-    out->append(key);
-  });
+  return absl::StrJoin(kKnownKeys, ", ",
+                       [](std::string* out, std::string_view key) { out->append(key); });
 }
 
 bool IsRequiresFile(std::string_view path) {
@@ -179,7 +177,8 @@ absl::StatusOr<Requirements> ParseRequires(std::string_view name,
     if (absl::Status good = CheckRequirement(key, value); !good.ok()) {
       return in.Fail(AsStd(good.message()));
     }
-    if (!found.emplace(key, value).second) return in.Fail(absl::StrCat(Quoted(key), " is there twice"));
+    if (!found.emplace(key, value).second)
+      return in.Fail(absl::StrCat(Quoted(key), " is there twice"));
     return true;
   });
   if (!read || !json.End()) return in.status();
@@ -195,10 +194,10 @@ absl::Status CheckAgreement(std::span<const RequiresSource> sources) {
       for (const auto& [key, value] : a.requirements) {
         const auto other = b.requirements.find(key);
         if (other == b.requirements.end() || other->second == value) continue;
-        return absl::FailedPreconditionError(absl::StrCat(
-            Printable(key), ": is ", Quoted(value), " in ", Printable(a.where), " and ",
-            Quoted(other->second), " in ", Printable(b.where),
-            " (publish it under a new number with the one that is right)"));
+        return absl::FailedPreconditionError(
+            absl::StrCat(Printable(key), ": is ", Quoted(value), " in ", Printable(a.where),
+                         " and ", Quoted(other->second), " in ", Printable(b.where),
+                         " (publish it under a new number with the one that is right)"));
       }
     }
   }

@@ -83,7 +83,8 @@ TEST(RequiresTest, SidecarsAreToldByTheirNames) {
   EXPECT_TRUE(IsRequiresFile("requires.json"));
   EXPECT_TRUE(IsRequiresFile("sub/requires.json"));
   EXPECT_TRUE(IsRequiresFile("sub/m.engine.requires.json"));
-  for (const char* other : {".requires.json", "xrequires.json", "requires.json.bak", "config.json"}) {
+  for (const char* other :
+       {".requires.json", "xrequires.json", "requires.json.bak", "config.json"}) {
     EXPECT_FALSE(IsRequiresFile(other)) << other;
   }
   EXPECT_EQ(RequiresSubject("sub/requires.json"), "");
@@ -123,8 +124,8 @@ TEST(RequiresTest, SourcesThatSpeakOfOneFileMustAgree) {
   const auto text = [](std::vector<RequiresSource> sources) {
     return std::string(CheckAgreement(sources).message());
   };
-  EXPECT_THAT(text({manifest, all}), AllOf(HasSubstr("'10.3.0' in manifest.json"),
-                                           HasSubstr("'8.6.1' in requires.json")));
+  EXPECT_THAT(text({manifest, all}),
+              AllOf(HasSubstr("'10.3.0' in manifest.json"), HasSubstr("'8.6.1' in requires.json")));
   EXPECT_THAT(text({manifest, one}), HasSubstr("a.engine.requires.json"));
   EXPECT_EQ(text({one, other}), "");  // Each of its own file.
   EXPECT_EQ(text({manifest, other}), "");
@@ -133,7 +134,8 @@ TEST(RequiresTest, SourcesThatSpeakOfOneFileMustAgree) {
   EXPECT_TRUE(IsBound(std::vector{manifest}, "b.engine"));
   const RequiresSource note{"requires.json", "", {{"made_by", "x"}}};
   EXPECT_FALSE(IsBound(std::vector{note}, "b.engine"));
-  EXPECT_THAT(UnknownRequirements(std::vector{note, manifest}), ElementsAre(HasSubstr("'made_by'")));
+  EXPECT_THAT(UnknownRequirements(std::vector{note, manifest}),
+              ElementsAre(HasSubstr("'made_by'")));
 }
 
 }  // namespace

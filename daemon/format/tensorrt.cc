@@ -47,7 +47,8 @@ std::string_view ForeignKind(std::span<const std::byte> bytes) {
   }
   ByteReader in("", "", bytes);
   std::string_view tflite;
-  if (in.Skip("", 4) && in.Text("", 4, &tflite) && tflite == "TFL3") return "a TensorFlow Lite file";
+  if (in.Skip("", 4) && in.Text("", 4, &tflite) && tflite == "TFL3")
+    return "a TensorFlow Lite file";
 
   ByteReader text("", "", bytes.first(std::min(bytes.size(), kTextLookedAt)));
   const bool page = text.Peek() == '<';
@@ -165,9 +166,8 @@ class PlanReader {
     if (payload != have) {
       const std::string why = absl::StrCat("the header promises a payload of ", payload,
                                            " bytes, the file has ", have, " after it");
-      return in_.Fail(why, payload > have
-                               ? "the file is cut: get it again"
-                               : "something was added to the file: get it again");
+      return in_.Fail(why, payload > have ? "the file is cut: get it again"
+                                          : "something was added to the file: get it again");
     }
     Report("payload_bytes", payload);
     return true;

@@ -128,7 +128,8 @@ TEST(TensorRtTest, TheExportersJsonIsReportedAndThePlanBehindItChecked) {
   EXPECT_TRUE(Read(head + Plan().Build(), "weights.bin").ok());
   EXPECT_THAT(Refusal(head + Plan().Build() + "x"), HasSubstr("added"));
   EXPECT_THAT(Refusal(head), HasSubstr("no plan follows"));
-  EXPECT_THAT(Refusal(Le(uint32_t{9999}) + json), HasSubstr("JSON text before the plan needs 9999"));
+  EXPECT_THAT(Refusal(Le(uint32_t{9999}) + json),
+              HasSubstr("JSON text before the plan needs 9999"));
 }
 
 TEST(TensorRtTest, ADamagedOrHugeJsonTextIsNoReasonToRefuseThePlan) {
@@ -179,7 +180,10 @@ TEST(TensorRtTest, AnotherFormatUnderAPlansNameIsRefusedByItsOwn) {
   EXPECT_THAT(Refusal("lmgg" + std::string(60, '\x01')), HasSubstr("GGML"));
   EXPECT_THAT(Refusal("\x1f\x8b\x08" + std::string(60, '\x91')), HasSubstr("gzip"));
   EXPECT_THAT(Refusal("\x28\xb5\x2f\xfd" + std::string(60, '\x91')), HasSubstr("Zstandard"));
-  EXPECT_THAT(Refusal("\x7f" "ELF" + std::string(60, '\x91')), HasSubstr("program"));
+  EXPECT_THAT(Refusal("\x7f"
+                      "ELF" +
+                      std::string(60, '\x91')),
+              HasSubstr("program"));
   EXPECT_THAT(Refusal("\x18\x01\x02\x03TFL3" + std::string(60, '\x91')), HasSubstr("Lite"));
   EXPECT_THAT(Refusal("<!DOCTYPE html><html><body>404 Not Found"), HasSubstr("web page"));
   EXPECT_THAT(Refusal("{\"format_version\": \"1.2\", \"terraform_version\": 1}"),

@@ -89,8 +89,8 @@ absl::Status LoadJob::CheckMachine() {
   if (!sources.ok()) return sources.status();
   requirements_ = *std::move(sources);
   if (requirements_.empty()) return absl::OkStatus();
-  auto facts = loader_.machine_.Facts(OnlyPlatform(requirements_),
-                                      [this] { return cancel_->cancelled(); });
+  auto facts =
+      loader_.machine_.Facts(OnlyPlatform(requirements_), [this] { return cancel_->cancelled(); });
   if (!facts.ok()) return facts.status();
   return CheckRequires(requirements_, *facts);
 }
@@ -103,9 +103,10 @@ void LoadJob::WarnOfRequirements(const std::vector<ComponentIndex>& components) 
     const std::string& file = component.index.files().front();
     if (component.index.format() != "tensorrt" || IsBound(requirements_, file)) continue;
     report_.warnings.push_back(
-        absl::StrCat(Printable(file), ": nothing says for which TensorRT, GPU and platform this "
-                                      "plan was built, so nothing was compared (publish it with "
-                                      "--require tensorrt=X.Y.Z and so on)"));
+        absl::StrCat(Printable(file),
+                     ": nothing says for which TensorRT, GPU and platform this "
+                     "plan was built, so nothing was compared (publish it with "
+                     "--require tensorrt=X.Y.Z and so on)"));
   }
 }
 

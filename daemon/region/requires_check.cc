@@ -26,9 +26,9 @@ std::string Difference(const RequiresSource& source, const std::string& key,
       std::any_of(fact.values.begin(), fact.values.end(),
                   [&](const std::string& value) { return Fulfils(key, wanted, value); });
   if (fulfilled) return "";
-  std::string text = absl::StrCat(key, " must be ", wanted,
-                                  key == kNeedsCudaDriver ? " or newer" : "", " (",
-                                  Printable(source.where), ")");
+  std::string text =
+      absl::StrCat(key, " must be ", wanted, key == kNeedsCudaDriver ? " or newer" : "", " (",
+                   Printable(source.where), ")");
   if (fact.known()) {
     absl::StrAppend(&text, " and is ", absl::StrJoin(fact.values, ", "),
                     fact.source.empty() ? "" : absl::StrCat(" (", fact.source, ")"));

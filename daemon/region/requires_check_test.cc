@@ -53,13 +53,14 @@ TEST(CheckRequiresTest, EveryDifferenceShowsBothSides) {
                                     {"compute_capability", "8.9"},
                                     {"cuda_driver", "13.0"}},
                                    Jetson());
-  EXPECT_THAT(text, AllOf(HasSubstr("platform must be linux-x86_64 (manifest.json) and is "
-                                    "linux-aarch64 (uname)"),
-                          HasSubstr("tensorrt must be 10.4.0 (manifest.json) and is 10.3.0 "
-                                    "(/usr/lib/libnvinfer.so.10.3.0)"),
-                          HasSubstr("compute_capability must be 8.9 (manifest.json) and is 8.7"),
-                          HasSubstr("cuda_driver must be 13.0 or newer (manifest.json) and is 12.6"),
-                          HasSubstr("build it again for this machine")));
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("platform must be linux-x86_64 (manifest.json) and is "
+                              "linux-aarch64 (uname)"),
+                    HasSubstr("tensorrt must be 10.4.0 (manifest.json) and is 10.3.0 "
+                              "(/usr/lib/libnvinfer.so.10.3.0)"),
+                    HasSubstr("compute_capability must be 8.9 (manifest.json) and is 8.7"),
+                    HasSubstr("cuda_driver must be 13.0 or newer (manifest.json) and is 12.6"),
+                    HasSubstr("build it again for this machine")));
   EXPECT_THAT(Verdict({{"platform", "linux-x86_64"}, {"tensorrt", "10.3.0"}}, Jetson()),
               AllOf(HasSubstr("machine.platform"), Not(HasSubstr("tensorrt"))));
 }
@@ -108,8 +109,8 @@ TEST_F(BoundVersionTest, AMismatchIsRefusedBeforeAnythingIsMapped) {
   machine_.facts = Jetson();
   MakeVersion(1, {{"m.engine", PlanBytes()}}, {{"platform", "linux-x86_64"}});
   os_.Before("Populate", [] { ADD_FAILURE() << "a byte was read"; });
-  EXPECT_THAT(RefusalOf(1), AllOf(HasSubstr("m@1: not for this machine"),
-                                  HasSubstr("linux-x86_64"), HasSubstr("linux-aarch64")));
+  EXPECT_THAT(RefusalOf(1), AllOf(HasSubstr("m@1: not for this machine"), HasSubstr("linux-x86_64"),
+                                  HasSubstr("linux-aarch64")));
   EXPECT_EQ(code_, absl::StatusCode::kFailedPrecondition);
 }
 
@@ -121,14 +122,14 @@ TEST_F(BoundVersionTest, AMatchIsServedWithoutAWarning) {
   ASSERT_TRUE(loaded.ok()) << loaded.status();
   EXPECT_EQ((*loaded)->format, "tensorrt");
   EXPECT_EQ((*loaded)->tensor_count, 0U);
-  EXPECT_THAT((*loaded)->requirements, ElementsAre(Pair("m.engine: tensorrt", "8.6+"),
-                                                   Pair("platform", "linux-aarch64")));
+  EXPECT_THAT((*loaded)->requirements,
+              ElementsAre(Pair("m.engine: tensorrt", "8.6+"), Pair("platform", "linux-aarch64")));
   EXPECT_THAT((*loaded)->report.warnings, IsEmpty());
 }
 
 TEST_F(BoundVersionTest, APlanWithoutABindingIsServedWithAWarningAndNobodyIsAsked) {
   MakeVersion(1, {{"m.engine", PlanBytes()}});
-  MakeVersion(2, {{"m.engine", PlanBytes() }}, {{"made_by", "us"}});
+  MakeVersion(2, {{"m.engine", PlanBytes()}}, {{"made_by", "us"}});
   MakeVersion(3, {{"m.safetensors", Weights(1000, 1)}});
   auto loaded = Load(1, Residency::kPinned);
   ASSERT_TRUE(loaded.ok()) << loaded.status();
@@ -156,8 +157,8 @@ TEST_F(BoundVersionTest, SourcesThatContradictEachOtherAreRefusedShowingBoth) {
   machine_.facts = Jetson();
   MakeVersion(1, {{"m.engine", PlanBytes()}, {"requires.json", R"({"tensorrt":"8.6.1"})"}},
               {{"tensorrt", "10.3.0"}});
-  EXPECT_THAT(RefusalOf(1), AllOf(HasSubstr("'10.3.0' in manifest.json"),
-                                  HasSubstr("'8.6.1' in requires.json")));
+  EXPECT_THAT(RefusalOf(1),
+              AllOf(HasSubstr("'10.3.0' in manifest.json"), HasSubstr("'8.6.1' in requires.json")));
   EXPECT_EQ(code_, absl::StatusCode::kFailedPrecondition);
   MakeVersion(2, {{"m.engine", PlanBytes()}, {"n.engine.requires.json", "{}"}});
   EXPECT_THAT(RefusalOf(2), HasSubstr("speaks of n.engine, which the version does not have"));

@@ -1,5 +1,5 @@
-// What a version requires is part of what is published: in the manifest, and never another one under
-// the same number.
+// What a version requires is part of what is published: in the manifest, and never another one
+// under the same number.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -324,14 +324,19 @@ class Whole(Case):
         client.ok("acquire", ref="planner")
         before = client.ok("file", path="config.json")["text"]
         data = b"#" * self.stored(1, "config.json").stat().st_size
+        # Another file under the name: what is resident is the one that was published.
         self.put(1, "config.json", data)
-        later = self.client()
-        later.ok("acquire", ref="planner")
-        answer = later.call("file", path="config.json")
-        if answer["ok"]:
-            self.assertEqual(answer["text"], before)
-        self.assertEqual(client.ok("seeds")["seeds"], [1])
-        wait_for("the change to be seen", lambda: self.version_row("planner", 1)["health"] != "OK")
+        for each in (client, self.client()):
+            each.ok("acquire", ref="planner", key="again")
+            self.assertEqual(each.ok("file", path="config.json", key="again")["text"], before)
+            self.assertEqual(each.ok("seeds", key="again")["seeds"], [1])
+        # The very file, changed in place: seen, and not loaded again.
+        self.stored(1, "tokenizer.json").chmod(0o644)
+        with open(self.stored(1, "tokenizer.json"), "r+b") as file:
+            file.write(b"#")
+        wait_for("the change to be seen",
+                 lambda: self.version_row("planner", 1)["health"] == "SUSPECT")
+        self.ctl("load", "planner@1", expect=EXIT_INTEGRITY)
 
     def test_two_publishes_of_one_number_do_not_mix(self):
         folders = []
