@@ -33,8 +33,7 @@ Values ValuesOf(const std::string& place) {
       {"--output", {{"table", "wide", "json", "jsonl", "name"}, "", false}},
       {"--progress", {{"auto", "bar", "plain", "json", "none"}, "", false}},
       {"--residency", {{"mapped", "warm", "pinned", "sealed"}, "", false}},
-      {"--require",
-       {{"tensorrt=", "compute_capability=", "platform=", "cuda_driver="}, "", false}},
+      {"--require", {{"tensorrt=", "compute_capability=", "platform=", "cuda_driver="}, "", false}},
       {"--strategy", {{"availability", "resource", "auto"}, "", false}},
       {"--on-deadline", {{"wait", "release"}, "", false}},
   };

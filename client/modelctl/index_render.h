@@ -8,7 +8,6 @@
 #include <ostream>
 #include <string>
 #include <string_view>
-#include <map>
 #include <vector>
 
 #include "daemon/format/tensor_index.h"

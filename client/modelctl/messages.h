@@ -17,7 +17,7 @@ std::string VersionName(const v1::Version& version);  // "planner@8"; on disk's 
 // Sorted by key; as "KEY=VALUE, ...", empty without any.
 std::map<std::string, std::string> RequirementsOf(const v1::Version& version);
 std::string RequirementsText(const v1::Version& version);
-std::string LabelsOf(const v1::Version& version);     // "stable,canary"
+std::string LabelsOf(const v1::Version& version);  // "stable,canary"
 // Why it is as it is: the reason of a bad phase or health, or how far a load has come.
 std::string ReasonOf(const v1::Version& version);
 // "7 -> 8", "none -> 8".

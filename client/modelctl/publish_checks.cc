@@ -25,9 +25,10 @@ Outcome<Requirements> ParseRequireFlags(const std::vector<std::string>& flags) {
       return Fail(ExitCode::kUsage, absl::StrCat("--require ", parsed.status().message()));
     }
     if (!requirements.insert(*parsed).second) {
-      return Fail(ExitCode::kUsage, absl::StrCat("--require ", parsed->first,
-                                                 ": given twice (separate several GPUs with commas: "
-                                                 "compute_capability=8.7,8.9)"));
+      return Fail(ExitCode::kUsage,
+                  absl::StrCat("--require ", parsed->first,
+                               ": given twice (separate several GPUs with commas: "
+                               "compute_capability=8.7,8.9)"));
     }
   }
   return requirements;
@@ -70,8 +71,7 @@ void WarnOfMissingFiles(Context& context, const std::string& model, const Source
     if (!HasFile(files, file)) missing.push_back(file);
   }
   if (missing.empty()) return;
-  context.Warn(absl::StrCat(absl::StrJoin(missing, ", "),
-                            missing.size() == 1 ? " is" : " are",
+  context.Warn(absl::StrCat(absl::StrJoin(missing, ", "), missing.size() == 1 ? " is" : " are",
                             " not there, and requires_files of ", model,
                             " asks for it: the version will never be READY (add it before "
                             "publishing: a version never changes)"));

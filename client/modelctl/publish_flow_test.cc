@@ -134,6 +134,71 @@ TEST_F(PublishFlowTest, DryRunIndexesAndLooksForAConflictAndSendsNothing) {
   ExpectFailure(Run({"publish", In(), "--model", "planner", "--version", "9", "--dry-run"}), 6, "");
 }
 
+std::string PlanBytes() {
+  std::string plan("ptrt\x61\0\0\0\xd5\0\0\0\x10\0\0\0\0\0\0\0\0\0\0\0", 24);
+  return plan + std::string(16, '\x9c');
+}
+
+TEST_F(PublishFlowTest, WhatItRequiresIsAnnouncedBothWays) {
+  WriteFile("in/m.engine", PlanBytes());
+  const std::vector<std::string> line = {
+      "publish", In(),        "--model",         "planner",   "--version",
+      "8",       "--require", "tensorrt=10.3.0", "--require", "compute_capability=8.7, 8.9"};
+  for (const bool descriptors : {false, true}) {
+    if (descriptors) daemon_.StartHandles();
+    daemon_.publish_begin.Clear();
+    const Ended ended = Run(line);
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_EQ(ended.err.find("warning"), std::string::npos) << ended.err;
+    EXPECT_EQ(daemon_.publish_begin.descriptors_follow(), descriptors);
+    ASSERT_EQ(daemon_.publish_begin.requirements_size(), 2);
+    EXPECT_EQ(daemon_.publish_begin.requirements().at("tensorrt"), "10.3.0");
+    EXPECT_EQ(daemon_.publish_begin.requirements().at("compute_capability"), "8.7, 8.9");
+  }
+}
+
+TEST_F(PublishFlowTest, WhatItRequiresIsCheckedBeforeAnythingIsSent) {
+  WriteFile("in/m.engine", PlanBytes());
+  const auto publish = [&](std::vector<std::string> more) {
+    std::vector<std::string> line = {"publish", In(), "--model", "planner", "--version", "8"};
+    line.insert(line.end(), more.begin(), more.end());
+    return Run(line);
+  };
+  ExpectFailure(publish({"--require", "tensorrt"}), 2, "KEY=VALUE");
+  ExpectFailure(publish({"--require", "tensorrt=10.3"}), 2, "10.3.0");
+  ExpectFailure(publish({"--require", "platform=linux-x86_64", "--require", "platform=x-y"}), 2,
+                "given twice");
+  const Ended unbound = publish({"--require", "made_by=us"});
+  EXPECT_EQ(unbound.code, 0);
+  EXPECT_NE(unbound.err.find("warning: m.engine: nothing says"), std::string::npos) << unbound.err;
+  EXPECT_NE(unbound.err.find("'made_by'"), std::string::npos) << unbound.err;
+  WriteFile("in/m.engine.requires.json", "{\"tensorrt\":\"10.3.0\"}");
+  EXPECT_EQ(publish({"--dry-run"}).err.find("nothing says"), std::string::npos);
+  ExpectFailure(publish({"--require", "tensorrt=8.6.1"}), 4, "'10.3.0' in m.engine.requires.json");
+  WriteFile("in/m.engine.requires.json", "{\"tensorrt\":10}");
+  ExpectFailure(publish({}), 6, "m.engine.requires.json: at byte");
+  WriteFile("in/m.engine.requires.json", "{}");
+  WriteFile("in/n.engine.requires.json", "{}");
+  ExpectFailure(publish({}), 4, "speaks of n.engine");
+}
+
+TEST_F(PublishFlowTest, FilesThatThePolicyAsksForAreMissedBeforehand) {
+  AddPlanner();
+  daemon_.models["planner"].add_requires_files("tokenizer.json");
+  daemon_.models["planner"].add_requires_files("model.safetensors");
+  WriteFile("in/model.safetensors", Safetensors());
+  for (const char* flag : {"--dry-run", "-q"}) {
+    const Ended ended = Run({"publish", In(), "--model", "planner", "--version", "9", flag});
+    EXPECT_EQ(ended.code, 0) << ended.err;
+    EXPECT_NE(ended.err.find("warning: tokenizer.json is not there, and requires_files of planner"),
+              std::string::npos)
+        << ended.err;
+  }
+  WriteFile("in/tokenizer.json", "{}");
+  const Ended whole = Run({"publish", In(), "--model", "planner", "--version", "9", "--dry-run"});
+  EXPECT_EQ(whole.err.find("requires_files"), std::string::npos) << whole.err;
+}
+
 TEST_F(PublishFlowTest, OnePartOfAShardedModelIsRefused) {
   WriteFile("in/model-00001-of-00002.safetensors", "w");
   ExpectFailure(Run({"publish", In() + "/model-00001-of-00002.safetensors", "--model", "planner",
@@ -183,6 +248,7 @@ TEST_F(CompletionTest, OffersVerbsFlagsValuesAndModels) {
   EXPECT_EQ(Complete({"modelctl", "swap", "planner", "--runtime"}), "--runtime-dir\n");
   EXPECT_EQ(Complete({"modelctl", "ls", "-o", "js"}), "json jsonl\n");
   EXPECT_EQ(Complete({"modelctl", "publish", "--residency", "s"}), "sealed\n");
+  EXPECT_EQ(Complete({"modelctl", "publish", "--require", "plat"}), "platform=\n");
   EXPECT_EQ(Complete({"modelctl", "completion", "z"}), "zsh\n");
 }
 

@@ -184,7 +184,7 @@ TEST(TensorRtTest, AnotherFormatUnderAPlansNameIsRefusedByItsOwn) {
                       "ELF" +
                       std::string(60, '\x91')),
               HasSubstr("program"));
-  EXPECT_THAT(Refusal("\x18\x00\x00\x01TFL3" + std::string(60, '\x91')), HasSubstr("Lite"));
+  EXPECT_THAT(Refusal("\x18\x01\x02\x03TFL3" + std::string(60, '\x91')), HasSubstr("Lite"));
   EXPECT_THAT(Refusal("<!DOCTYPE html><html><body>404 Not Found"), HasSubstr("web page"));
   EXPECT_THAT(Refusal("{\"format_version\": \"1.2\", \"terraform_version\": 1}"),
               HasSubstr("but text"));

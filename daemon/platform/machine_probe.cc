@@ -210,8 +210,7 @@ void ProbeCuda(MachineFacts& facts) {
   int version = 0;
   if (Find(library, "cuDriverGetVersion", &get_version) && get_version(&version) == 0 &&
       version > 0) {
-    facts.cuda_driver.values.push_back(
-        absl::StrCat(version / 1000, ".", version % 1000 / 10));
+    facts.cuda_driver.values.push_back(absl::StrCat(version / 1000, ".", version % 1000 / 10));
   } else {
     facts.cuda_driver.unknown = "the driver does not say its version";
   }

@@ -106,9 +106,9 @@ absl::StatusOr<MachineFacts> ProbedMachine::Facts(bool only_platform,
     if (AllKnown(overrides_)) return overrides_;
     // Whoever looks already looks for all.
     while (looking_) {
-      mutex_.AwaitWithTimeout(
-          absl::Condition(+[](bool* looking) { return !*looking; }, &looking_),
-          absl::Milliseconds(kLookMs));
+      mutex_.AwaitWithTimeout(absl::Condition(
+                                  +[](bool* looking) { return !*looking; }, &looking_),
+                              absl::Milliseconds(kLookMs));
       if (cancelled()) return absl::CancelledError("probe-machine: cancelled");
     }
     const absl::Duration age = clock_.Monotonic() - looked_at_;
@@ -158,9 +158,9 @@ absl::Status ProbedMachine::RunChild(const std::function<bool()>& cancelled, std
     if (cancelled()) {
       status = absl::CancelledError("probe-machine: cancelled");
     } else if (clock_.Monotonic() >= end) {
-      status = absl::DeadlineExceededError(
-          absl::StrCat("probe-machine: no answer within ", absl::FormatDuration(deadline_),
-                       " (does the CUDA driver hang?)"));
+      status = absl::DeadlineExceededError(absl::StrCat("probe-machine: no answer within ",
+                                                        absl::FormatDuration(deadline_),
+                                                        " (does the CUDA driver hang?)"));
     } else if (text->size() > kMaxProbeOutput) {
       status = absl::InvalidArgumentError("probe-machine: says more than there is to say");
     }

@@ -28,7 +28,6 @@
 #include "gtest/gtest.h"
 #include "proto/abi/handle_frame.h"
 #include "proto/handle/fd_channel.h"
-#include "tests/fakes/fixed_machine.h"
 
 namespace modelhost {
 
@@ -48,6 +47,14 @@ abi::Ref LabelRef(const std::string& model, const std::string& label = kDefaultL
 abi::Ref VersionRef(const std::string& model, uint64_t version);
 Bytes AcquireBytes(const std::vector<abi::Ref>& refs, uint32_t request_id = 1,
                    uint32_t flags = abi::kAcquireWait, uint64_t deadline_ms = 20'000);
+
+// Nothing is bound to it here.
+class NoMachine : public Machine {
+ public:
+  absl::StatusOr<MachineFacts> Facts(bool, const std::function<bool()>&) override {
+    return MachineFacts();
+  }
+};
 
 // A frame as it came.
 struct Frame {
@@ -142,7 +149,7 @@ class BrokerFixture : public ::testing::Test {
   BudgetPool memlock_{"memlock", UINT64_MAX};
   InProcessIndexer indexer_;
   IndexWriter index_writer_;
-  FixedMachine machine_;
+  NoMachine machine_;
   AccessPolicy access_;
   std::unique_ptr<EventLoop> loop_;
   std::unique_ptr<Store> store_;

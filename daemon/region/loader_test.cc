@@ -274,7 +274,7 @@ TEST_F(LoaderTest, AFileTruncatedBetweenReadAndHashIsDataLossAndNoSignal) {
   } clock;
   MakeVersion(1, {{"a.safetensors", Weights(kWeights, 1)}});
   Loader loader(os_, clock, *store_, *verified_, *pool_, regions_, *host_, *memlock_, indexer_,
-                builder_, {.threads = 1});
+                builder_, machine_, {.threads = 1});
   os_.Before("Populate", [&] {
     clock.then = [&] {
       Truncate(PathOf(1, "a.safetensors"), 100);

@@ -79,7 +79,8 @@ std::string LoaderTest::Weights(uint64_t bytes, int seed) {
   return text;
 }
 
-void LoaderTest::MakeVersion(uint64_t number, const std::map<std::string, std::string>& files) {
+void LoaderTest::MakeVersion(uint64_t number, const std::map<std::string, std::string>& files,
+                             const std::map<std::string, std::string>& requirements) {
   const std::string dir = absl::StrCat(root_, "/store/models/m/versions/", number);
   ASSERT_TRUE(real_os_.MakeDirs(dir, 0700).ok());
   Manifest manifest;
@@ -97,8 +98,13 @@ void LoaderTest::MakeVersion(uint64_t number, const std::map<std::string, std::s
       file.chunks.push_back(HashOf(text.substr(at, kChunk)));
     }
     manifest.files.push_back(std::move(file));
+    const size_t slash = path.rfind('/');
+    if (slash != std::string::npos) {
+      ASSERT_TRUE(real_os_.MakeDirs(absl::StrCat(dir, "/", path.substr(0, slash)), 0700).ok());
+    }
     WriteFile(absl::StrCat(dir, "/", path), text, 0444);
   }
+  manifest.requires_map = requirements;
   manifest.digest = VersionDigest(manifest.files);
   WriteFile(dir + "/manifest.json", SerializeManifest(manifest), 0444);
   ASSERT_EQ(::chmod(dir.c_str(), 0555), 0);

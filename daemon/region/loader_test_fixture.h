@@ -42,7 +42,8 @@ class LoaderTest : public testing::Test {
   // A safetensors file with one U8 tensor "t" of `bytes` bytes made from `seed`.
   static std::string Weights(uint64_t bytes, int seed);
   // Writes the version with its manifest; the files' modes as publish leaves them.
-  void MakeVersion(uint64_t number, const std::map<std::string, std::string>& files);
+  void MakeVersion(uint64_t number, const std::map<std::string, std::string>& files,
+                   const std::map<std::string, std::string>& requirements = {});
   std::string PathOf(uint64_t number, const std::string& file) const;
   // Ways to spoil a published file.
   void Overwrite(const std::string& path, uint64_t offset, const std::string& with) const;

@@ -55,8 +55,8 @@ absl::StatusOr<PublishResult> StageAll(Publisher& publisher, Store& store,
                                        const PublishRequest& request,
                                        const std::vector<UniqueFd>& fds, bool replace_bad,
                                        const StagedVersion::Progress& progress) {
-  auto staged = publisher.Stage(request.model, request.version, request.files,
-                                request.requirements);
+  auto staged =
+      publisher.Stage(request.model, request.version, request.files, request.requirements);
   if (!staged.ok()) return staged.status();
   (*staged)->OnProgress(progress);
   for (size_t i = 0; i < fds.size(); ++i) {

@@ -92,7 +92,8 @@ struct PublishRequest {
   uint64_t version = 0;
   std::vector<PublishFile> files;
   std::string residency;  // Empty: leave the model's policy alone.
-  std::map<std::string, std::string> requirements;  // For the manifest; what it is bound to.
+  // For the manifest: what it is bound to.
+  std::map<std::string, std::string> requirements = {};
 };
 
 // The role of a file in the manifest, by its name; for people. What a file really is decides its

@@ -399,5 +399,55 @@ TEST_F(ManagerTest, ALeaseOfAnotherSessionCannotBeReleased) {
   EXPECT_EQ(OnLoop([&] { return manager_->Status().leases; }), 1U);
 }
 
+TEST_F(ManagerTest, AVersionWithoutARequiredFileIsNeverReadyBySwapLoadOrStart) {
+  ModelPolicy policy;
+  policy.requires_files = std::vector<std::string>{"tokenizer.json"};
+  Boot();
+  ASSERT_TRUE(Swap(1).status.ok());
+  OnLoop([&] { manager_->SetModelPolicies({{"planner", policy}}); });
+  const auto swapped = Swap(2);
+  EXPECT_TRUE(absl::IsFailedPrecondition(swapped.status)) << swapped.status;
+  EXPECT_THAT(std::string(swapped.status.message()), HasSubstr("tokenizer.json"));
+  EXPECT_EQ(PhaseOf(2), Phase::kFailed);
+  EXPECT_THAT(std::string(Version(2).error.message()), HasSubstr("requires_files"));
+  EXPECT_FALSE(Load(2).status.ok());
+  // What serves goes on serving.
+  EXPECT_EQ(OnLoop([&] { return manager_->Resolve("planner", "stable")->version; }), 1U);
+  EXPECT_EQ(PhaseOf(1), Phase::kReady);
+}
+
+TEST_F(ManagerTest, AVersionThatWasReadyBeforeThePolicyGrewIsNotMadeTheServedOne) {
+  ModelPolicy policy;
+  policy.requires_files = std::vector<std::string>{"tokenizer.json"};
+  Boot();
+  ASSERT_TRUE(Swap(1).status.ok());
+  ASSERT_TRUE(Load(2).status.ok());
+  OnLoop([&] { manager_->SetModelPolicies({{"planner", policy}}); });
+  EXPECT_TRUE(absl::IsFailedPrecondition(Swap(2).status));
+  absl::StatusOr<LabelChange> label = absl::UnknownError("not told");
+  OnLoop([&] {
+    manager_->SetLabel("planner", "canary", 2, std::nullopt,
+                       [&](absl::StatusOr<LabelChange> result) { label = std::move(result); });
+  });
+  EXPECT_TRUE(absl::IsFailedPrecondition(label.status())) << label.status();
+  EXPECT_EQ(OnLoop([&] { return manager_->Resolve("planner", "stable")->version; }), 1U);
+}
+
+TEST_F(ManagerTest, WhatIsForAnotherMachineFailsAndIsNotQuarantined) {
+  Boot();
+  ASSERT_TRUE(Swap(1).status.ok());
+  machine_.facts.platform = {{"linux-aarch64"}, "uname", ""};
+  const std::string bytes = SafetensorsBytes({{"w", {7, 8, 9}}});
+  ASSERT_TRUE(PublishOne(3, bytes, {{"platform", "linux-x86_64"}}).status.ok());
+  EXPECT_THAT(Version(3).requirements, ElementsAre(::testing::Pair("platform", "linux-x86_64")));
+  const auto swapped = Swap(3);
+  EXPECT_TRUE(absl::IsFailedPrecondition(swapped.status)) << swapped.status;
+  EXPECT_EQ(PhaseOf(3), Phase::kFailed);
+  EXPECT_EQ(OnLoop([&] { return manager_->Resolve("planner", "stable")->version; }), 1U);
+  machine_.facts.platform.values = {"linux-x86_64"};
+  EXPECT_TRUE(Swap(3).status.ok());
+  EXPECT_EQ(PhaseOf(3), Phase::kReady);
+}
+
 }  // namespace
 }  // namespace modelhost

@@ -204,9 +204,11 @@ class ManagerTest : public ::testing::Test {
   }
 
   // Publishes one file, model.safetensors, by descriptor.
-  OperationSnapshot PublishOne(uint64_t version, const std::string& bytes) {
+  OperationSnapshot PublishOne(uint64_t version, const std::string& bytes,
+                               const std::map<std::string, std::string>& requirements = {}) {
     WriteFile(base_ / "source/model.safetensors", bytes);
-    const PublishRequest request{"planner", version, {{"model.safetensors", bytes.size()}}, ""};
+    const PublishRequest request{
+        "planner", version, {{"model.safetensors", bytes.size()}}, "", requirements};
     Peer owner;
     owner.uid = ::geteuid();
     const auto ticket = OnLoop([&] { return manager_->PublishFromDescriptors(request, owner); });

@@ -33,10 +33,9 @@ absl::Status CheckBegin(const v1::PublishBegin& begin, size_t most_files) {
                                                    most_files, ")"));
   }
   if (static_cast<size_t>(begin.requirements_size()) > kMostRequirements) {
-    return absl::InvalidArgumentError(absl::StrCat(begin.model(), "@", begin.version(), ": ",
-                                                   begin.requirements_size(),
-                                                   " requirements (at most ", kMostRequirements,
-                                                   ")"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(begin.model(), "@", begin.version(), ": ", begin.requirements_size(),
+                     " requirements (at most ", kMostRequirements, ")"));
   }
   uint64_t total = 0;
   for (const v1::PublishFile& file : begin.files()) {
@@ -177,8 +176,8 @@ class FileCursor {
 absl::StatusOr<PublishResult> ControlService::ReceiveFiles(
     grpc::ServerContext& context, grpc::ServerReader<v1::PublishRequest>& reader,
     const PublishRequest& request, OperationId operation) {
-  auto staged = deps_.publisher.Stage(request.model, request.version, request.files,
-                                      request.requirements);
+  auto staged =
+      deps_.publisher.Stage(request.model, request.version, request.files, request.requirements);
   if (!staged.ok()) return staged.status();
   // What is compared with the store's files at the end of each can take long: it stops when asked.
   (*staged)->OnProgress([&](uint64_t) { return !stopping_ && !context.IsCancelled(); });

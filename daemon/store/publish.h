@@ -8,8 +8,9 @@
 // Blocking; pool threads only. One StagedVersion is used by one thread at a time.
 //
 // Errors: RESOURCE_EXHAUSTED (need and have, checked before the first byte), ALREADY_EXISTS (that
-// number has other bytes or requirements; the same bytes are success with `already_there`), INVALID_ARGUMENT (a
-// name), DATA_LOSS (checksums.sha256 disagrees, or a source changed while it was read), CANCELLED.
+// number has other bytes or requirements; the same bytes are success with `already_there`),
+// INVALID_ARGUMENT (a name), DATA_LOSS (checksums.sha256 disagrees, or a source changed while it
+// was read), CANCELLED.
 #pragma once
 
 #include <functional>

@@ -147,10 +147,10 @@ absl::StatusOr<PublishResult> Staging::MeetExisting(const UniqueFd& versions,
         manifest.digest.Short(), " (a version never changes: publish under another number)"));
   }
   if (recorded->requires_map != requirements_) {
-    return absl::AlreadyExistsError(absl::StrCat(
-        Ref(), ": exists with the same bytes, but requires ", TextOf(recorded->requires_map),
-        "; these require ", TextOf(requirements_),
-        " (a version never changes: publish under another number)"));
+    return absl::AlreadyExistsError(
+        absl::StrCat(Ref(), ": exists with the same bytes, but requires ",
+                     TextOf(recorded->requires_map), "; these require ", TextOf(requirements_),
+                     " (a version never changes: publish under another number)"));
   }
   if (opened.ok() && !replace_bad) {
     result.already_there = true;

@@ -116,14 +116,15 @@ class TestStore {
 
   // From files of its own, as descriptors.
   absl::StatusOr<PublishResult> Publish(const std::string& model, uint64_t version,
-                                        const Files& files, bool replace_bad = false) {
+                                        const Files& files, bool replace_bad = false,
+                                        const Requirements& requirements = {}) {
     const std::string from = dir_ + "/source_" + std::to_string(++sources_);
     std::vector<PublishFile> announced;
     for (const auto& [path, bytes] : files) {
       WriteFile(from + "/" + path, bytes);
       announced.push_back({path, bytes.size()});
     }
-    auto staged = publisher_->Stage(model, version, announced);
+    auto staged = publisher_->Stage(model, version, announced, requirements);
     if (!staged.ok()) return staged.status();
     auto source_dir = real_.OpenDir(from);
     if (!source_dir.ok()) return source_dir.status();

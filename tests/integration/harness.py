@@ -170,7 +170,7 @@ class Daemon:
     """One modelhostd with a store, a state and a runtime directory of its own."""
 
     def __init__(self, folder, config=None, limits=None, arguments=(), store=None, wait=True,
-                 metrics="off", program=None):
+                 metrics="off", program=None, env=None):
         self.folder = pathlib.Path(folder)
         self.store = pathlib.Path(store) if store else self.folder / "store"
         self.state = self.folder / "state"
@@ -180,6 +180,7 @@ class Daemon:
         self.arguments = list(arguments)
         self.metrics = metrics
         self.program = program  # Another modelhostd than the built one.
+        self.env = env or {}
         self.process = None
         self.told_to_end = False  # By kill or stop; any other end is a failure.
         self.exit_code = None
@@ -222,7 +223,7 @@ class Daemon:
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 self.command(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                env=environment(NOTIFY_SOCKET=str(path)), cwd="/", preexec_fn=set_limits,
+                env=environment(NOTIFY_SOCKET=str(path), **self.env), cwd="/", preexec_fn=set_limits,
                 **as_user(DAEMON if user is None else user))
         if wait_ready:
             self.wait_ready()

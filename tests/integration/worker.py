@@ -98,7 +98,8 @@ class Worker:
         data, fd_path = self.handles[key].file(path)
         with open(fd_path, "rb") as again:
             same = again.read() == data
-        return {"text": data.decode(errors="replace"), "same_by_path": same}
+        return {"text": data.decode(errors="replace"), "same_by_path": same,
+                "sha256": hashlib.sha256(data).hexdigest()}
 
     def follow(self, ref):
         self.live = self.client.follow(ref, True, 0)

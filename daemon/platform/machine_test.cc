@@ -1,0 +1,219 @@
+// What is found out about a machine, and what is not waited for.
+#include <dlfcn.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/platform/clock.h"
+#include "daemon/platform/machine_probe.h"
+#include "daemon/platform/probed_machine.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/fakes/manual_clock.h"
+
+namespace modelhost {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+using ::testing::UnorderedElementsAre;
+
+bool Never() { return false; }
+
+class MachineTest : public ::testing::Test {
+ protected:
+  MachineTest() {
+    std::string pattern = ::testing::TempDir() + "/machine_XXXXXX";
+    folder_ = ::mkdtemp(pattern.data());
+  }
+  ~MachineTest() override { fs::remove_all(folder_); }
+
+  void Touch(const fs::path& path) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path) << "x";
+  }
+  // A machine whose child is a line of shell.
+  ProbedMachine Shell(const std::string& line, absl::Duration deadline = absl::Seconds(20)) {
+    return ProbedMachine(clock_, {"/bin/sh", "-c", line}, deadline);
+  }
+  std::string CountedLine() const {
+    return absl::StrCat("echo x >>", (folder_ / "looks").string(),
+                        "; echo tensorrt=10.3.0; echo compute_capability=8.7; ");
+  }
+  int Looks() const {
+    std::ifstream in(folder_ / "looks");
+    return static_cast<int>(std::count(std::istreambuf_iterator<char>(in), {}, '\n'));
+  }
+
+  fs::path folder_;
+  SystemClock clock_;
+};
+
+TEST_F(MachineTest, ThePlatformIsThatOfTheKernel) {
+  utsname name{};
+  ASSERT_EQ(::uname(&name), 0);
+  EXPECT_THAT(ProbePlatform().values, ElementsAre(absl::StrCat("linux-", name.machine)));
+}
+
+TEST_F(MachineTest, TensorRtIsReadFromTheRealNameOfItsLibrary) {
+  const fs::path a = folder_ / "a";
+  const fs::path b = folder_ / "b";
+  Touch(a / "libnvinfer.so.10.3.0");
+  fs::create_symlink("libnvinfer.so.10.3.0", a / "libnvinfer.so.10");
+  fs::create_symlink("libnvinfer.so.10", a / "libnvinfer.so");
+  Touch(a / "libnvinfer_plugin.so.9.9.9");
+  fs::create_symlink("gone.so.7.7.7", a / "libnvinfer.so.7.7.7");
+  fs::create_directories(b);
+  fs::create_symlink(folder_ / "opt/libnvinfer.so.8.6.1", b / "libnvinfer.so.8");
+  Touch(folder_ / "opt/libnvinfer.so.8.6.1");
+  const MachineFact fact = ProbeTensorRt({a, b, folder_ / "missing"});
+  EXPECT_THAT(fact.values, UnorderedElementsAre("10.3.0", "8.6.1"));
+  EXPECT_THAT(fact.source, HasSubstr("a/libnvinfer.so.10.3.0"));
+
+  Touch(folder_ / "c/libnvinfer.so.10");
+  const MachineFact none = ProbeTensorRt({folder_ / "c"});
+  EXPECT_FALSE(none.known());
+  EXPECT_THAT(none.unknown, HasSubstr("libnvinfer.so.X.Y.Z"));
+}
+
+TEST_F(MachineTest, TheLinkersFoldersComeFromItsConfiguration) {
+  fs::create_directories(folder_ / "conf.d");
+  std::ofstream(folder_ / "ld.conf") << "# comment\n/one  # here\ninclude conf.d/*.conf\n\n";
+  std::ofstream(folder_ / "conf.d/x.conf") << "/two\ninclude ../ld.conf\n";  // A loop.
+  ASSERT_EQ(::setenv("LD_LIBRARY_PATH", "/zero:relative:/zero2", 1), 0);
+  const auto folders = LinkerFolders(folder_ / "ld.conf");
+  ::unsetenv("LD_LIBRARY_PATH");
+  ASSERT_GE(folders.size(), 4u);
+  EXPECT_EQ(folders[0], "/zero");
+  EXPECT_EQ(folders[1], "/zero2");
+  EXPECT_THAT(folders, IsSupersetOf({"/one", "/two", "/usr/lib", "/lib64"}));
+  EXPECT_LT(folders.size(), 64u);
+}
+
+TEST_F(MachineTest, TheDriverSaysWhatGpusThereAre) {
+  MachineFacts without;
+  ProbeCuda(without);
+  if (!without.cuda_driver.known()) {  // On a machine without a driver.
+    EXPECT_THAT(without.compute_capability.unknown, HasSubstr("no CUDA driver: libcuda.so.1"));
+  }
+  // Found by its soname from now on.
+  ASSERT_NE(::dlopen(FAKE_CUDA_DRIVER_PATH, RTLD_NOW), nullptr) << ::dlerror();
+  ::setenv("FAKE_CUDA_DRIVER", "12040", 1);
+  MachineFacts no_gpu;
+  ProbeCuda(no_gpu);
+  EXPECT_THAT(no_gpu.cuda_driver.values, ElementsAre("12.4"));
+  EXPECT_THAT(no_gpu.compute_capability.unknown, HasSubstr("cuInit answers 100"));
+  ::setenv("FAKE_CUDA_GPUS", "8.7,8.9,8.7", 1);
+  MachineFacts facts;
+  ProbeCuda(facts);
+  EXPECT_THAT(facts.compute_capability.values, ElementsAre("8.7", "8.9"));
+}
+
+TEST_F(MachineTest, FactsSurviveTheirText) {
+  MachineFacts facts;
+  facts.platform.values = {"linux-x86_64"};
+  facts.tensorrt = {{"10.3.0", "8.6.1"}, "/a\nb=c", ""};
+  facts.compute_capability.unknown = "no GPU = none";
+  auto parsed = ParseFacts(FormatFacts(facts));
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_THAT(parsed->tensorrt.values, ElementsAre("10.3.0", "8.6.1"));
+  EXPECT_EQ(parsed->tensorrt.source, "/a b=c");
+  EXPECT_EQ(parsed->compute_capability.unknown, "no GPU = none");
+  EXPECT_FALSE(parsed->cuda_driver.known());
+  EXPECT_FALSE(ParseFacts("colour=red\n").ok());
+  EXPECT_FALSE(ParseFacts("nonsense").ok());
+}
+
+TEST_F(MachineTest, AChildIsAskedOnceForAll) {
+  ProbedMachine machine = Shell(CountedLine() + "echo cuda_driver=12.4");
+  for (int i = 0; i < 3; ++i) {
+    auto facts = machine.Facts(false, Never);
+    ASSERT_TRUE(facts.ok()) << facts.status();
+    EXPECT_THAT(facts->tensorrt.values, ElementsAre("10.3.0"));
+    EXPECT_THAT(facts->cuda_driver.values, ElementsAre("12.4"));
+    EXPECT_TRUE(facts->platform.known());
+  }
+  EXPECT_EQ(Looks(), 1);
+  machine.Forget();
+  ASSERT_TRUE(machine.Facts(false, Never).ok());
+  EXPECT_EQ(Looks(), 2);
+}
+
+TEST_F(MachineTest, WhatTheOperatorSaysIsNotLookedFor) {
+  ProbedMachine machine = Shell(CountedLine());
+  MachineFacts said;
+  said.platform.values = {"linux-riscv64"};
+  said.tensorrt.values = {"9.9.9"};
+  machine.SetOverrides(said);
+  auto facts = machine.Facts(/*only_platform=*/true, Never);
+  ASSERT_TRUE(facts.ok());
+  EXPECT_THAT(facts->platform.values, ElementsAre("linux-riscv64"));
+  EXPECT_EQ(Looks(), 0);
+  facts = machine.Facts(false, Never);
+  EXPECT_THAT(facts->tensorrt.values, ElementsAre("9.9.9"));
+  EXPECT_THAT(facts->compute_capability.values, ElementsAre("8.7"));
+  EXPECT_EQ(Looks(), 1);
+  said.compute_capability.values = {"8.7"};
+  said.cuda_driver.values = {"12.0"};
+  machine.SetOverrides(said);
+  machine.Forget();
+  ASSERT_TRUE(machine.Facts(false, Never).ok());
+  EXPECT_EQ(Looks(), 1);
+}
+
+TEST_F(MachineTest, WhatIsNotKnownIsLookedForAgainLater) {
+  ManualClock clock;
+  ProbedMachine machine(clock, {"/bin/sh", "-c", CountedLine()});
+  auto facts = machine.Facts(false, Never);
+  ASSERT_TRUE(facts.ok());
+  EXPECT_THAT(facts->cuda_driver.unknown, HasSubstr("does not say"));
+  ASSERT_TRUE(machine.Facts(false, Never).ok());
+  EXPECT_EQ(Looks(), 1);
+  clock.Advance(ProbedMachine::kRetry);
+  ASSERT_TRUE(machine.Facts(false, Never).ok());
+  EXPECT_EQ(Looks(), 2);
+}
+
+TEST_F(MachineTest, AChildThatCrashesLeavesWhatItSaidAndAReason) {
+  ProbedMachine machine = Shell("echo tensorrt=10.3.0; printf compute_cap; kill -SEGV $$");
+  auto facts = machine.Facts(false, Never);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_THAT(facts->tensorrt.values, ElementsAre("10.3.0"));
+  EXPECT_FALSE(facts->compute_capability.known());
+  EXPECT_THAT(facts->compute_capability.unknown, HasSubstr("signal 11"));
+  ProbedMachine missing(clock_, {"/nonexistent/program"});
+  EXPECT_THAT(missing.Facts(false, Never)->tensorrt.unknown, HasSubstr("/nonexistent/program"));
+  ProbedMachine liar = Shell("echo colour=red");
+  EXPECT_THAT(liar.Facts(false, Never)->tensorrt.unknown, HasSubstr("colour=red"));
+}
+
+TEST_F(MachineTest, AChildThatHangsIsNotWaitedFor) {
+  ProbedMachine machine = Shell("echo tensorrt=10.3.0; exec sleep 1000", absl::Milliseconds(200));
+  auto facts = machine.Facts(false, Never);
+  ASSERT_TRUE(facts.ok()) << facts.status();
+  EXPECT_THAT(facts->tensorrt.values, ElementsAre("10.3.0"));
+  EXPECT_THAT(facts->compute_capability.unknown, HasSubstr("no answer within 200ms"));
+
+  ProbedMachine flood = Shell("exec yes");
+  EXPECT_THAT(flood.Facts(false, Never)->tensorrt.unknown, HasSubstr("none of its own"));
+}
+
+TEST_F(MachineTest, ACancelledLookEndsAndLeavesNoTrace) {
+  ProbedMachine machine = Shell("exec sleep 1000");
+  std::atomic<int> asked = 0;
+  const auto facts = machine.Facts(false, [&] { return ++asked > 2; });
+  EXPECT_TRUE(absl::IsCancelled(facts.status())) << facts.status();
+  // The next one is not told of it.
+  EXPECT_TRUE(absl::IsCancelled(machine.Facts(false, [] { return true; }).status()));
+}
+
+}  // namespace
+}  // namespace modelhost
