@@ -31,4 +31,12 @@ bool ByteReader::Skip(std::string_view what, uint64_t size) {
   return Text(what, size, &unused);
 }
 
+bool ByteReader::Narrow(std::string_view what, uint64_t size, uint64_t* outer) {
+  if (!ok()) return false;
+  if (size > remaining()) return FailShort(what, size);
+  *outer = text_.size();
+  text_ = text_.substr(0, at_ + size);
+  return true;
+}
+
 }  // namespace modelhost

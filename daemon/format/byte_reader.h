@@ -66,6 +66,14 @@ class ByteReader {
     while (at_ < text_.size() && wanted(static_cast<uint8_t>(text_[at_]))) ++at_;
     return text_.substr(from, at_ - from);
   }
+  // The next `size` bytes become all that there is, until Widen() gets back the `outer` end. Offsets
+  // stay those of the file.
+  bool Narrow(std::string_view what, uint64_t size, uint64_t* outer);
+  void Widen(uint64_t outer) { text_ = std::string_view(text_.data(), outer); }
+  // Back to an earlier offset().
+  void Rewind(uint64_t to) {
+    if (to < at_) at_ = to;
+  }
   // What was consumed since the reader stood at `from` (an earlier offset()).
   std::string_view Since(uint64_t from) const { return text_.substr(from, at_ - from); }
 

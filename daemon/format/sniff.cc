@@ -8,6 +8,7 @@
 #include "daemon/format/byte_reader.h"
 #include "daemon/format/sharded.h"
 #include "daemon/format/text.h"
+#include "daemon/format/wire_reader.h"
 
 namespace modelhost {
 namespace {
@@ -41,41 +42,23 @@ bool LooksLikeSafetensors(std::span<const std::byte> bytes, bool named) {
   return header <= UINT32_MAX && (in.Peek() == '{' || named);
 }
 
-bool Varint(ByteReader& in, uint64_t* value) {
-  uint64_t result = 0;
-  for (int shift = 0; shift < 64; shift += 7) {
-    uint8_t byte = 0;
-    if (!in.Little("", &byte)) return false;
-    result |= static_cast<uint64_t>(byte & 0x7f) << shift;
-    if ((byte & 0x80) == 0) {
-      *value = result;
-      return true;
-    }
-  }
-  return false;
-}
-
 // ONNX has no magic: a protobuf message whose top fields are those of ModelProto, with a graph.
 bool LooksLikeOnnx(std::span<const std::byte> bytes) {
   constexpr int kFieldsLookedAt = 64;
-  constexpr uint64_t kMaxField = 25;
-  constexpr uint64_t kGraph = 7;
+  constexpr uint32_t kMaxField = 26;
+  constexpr uint32_t kGraph = 7;
   ByteReader in("", "", bytes);
+  WireReader wire(in);
   bool graph = false;
-  for (int i = 0; i < kFieldsLookedAt && in.remaining() > 0; ++i) {
-    uint64_t tag = 0;
-    uint64_t value = 0;
-    if (!Varint(in, &tag) || !Varint(in, &value)) return false;
-    const uint64_t field = tag >> 3;
-    const uint64_t wire = tag & 7;
-    if (field == 0 || field > kMaxField || (wire != 0 && wire != 2)) return false;
-    if (field == kGraph && wire == 2) {
-      graph = true;
-      if (value > in.remaining()) return true;  // A cut file is still an ONNX file.
-    }
-    if (wire == 2 && !in.Skip("", value)) return false;
+  WireField field;
+  for (int i = 0; i < kFieldsLookedAt && wire.Next(&field); ++i) {
+    if (field.number > kMaxField) return false;
+    if (field.type != WireType::kVarint && field.type != WireType::kBytes) return false;
+    graph = graph || field.Is(kGraph, WireType::kBytes);
+    // A model that is cut in its graph is still an ONNX file.
+    if (!wire.Skip(field)) return graph;
   }
-  return graph;
+  return graph && in.ok();
 }
 
 bool LooksLikeTensorRt(std::span<const std::byte> bytes) {
@@ -165,7 +148,7 @@ bool HasWeightsExtension(std::string_view name) { return ByName(name) != FileFor
 
 bool IsServed(FileFormat format) {
   return format == FileFormat::kSafetensors || format == FileFormat::kSafetensorsIndex ||
-         format == FileFormat::kGguf;
+         format == FileFormat::kGguf || format == FileFormat::kOnnx;
 }
 
 absl::Status RefuseFormat(std::string_view name, FileFormat format,
@@ -192,7 +175,7 @@ absl::Status RefuseFormat(std::string_view name, FileFormat format,
                           "the download failed: look at the file, then get it again");
       }
       return ModelError(name, "not a model file of any kind known here",
-                        "safetensors, sharded safetensors and GGUF are served");
+                        "safetensors, sharded safetensors, GGUF and ONNX are served");
     default:
       return ModelError(
           name,
