@@ -39,4 +39,14 @@ bool ByteReader::Narrow(std::string_view what, uint64_t size, uint64_t* outer) {
   return true;
 }
 
+bool ByteReader::Seek(std::string_view what, uint64_t offset) {
+  if (!ok()) return false;
+  if (offset > size()) {
+    return Fail(absl::StrCat(AsAbsl(what), " would lie at byte ", offset,
+                             ", but the file ends at byte ", size()));
+  }
+  at_ = offset;
+  return true;
+}
+
 }  // namespace modelhost

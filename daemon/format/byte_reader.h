@@ -50,6 +50,8 @@ class ByteReader {
   // The next `size` bytes, lent by the file.
   bool Text(std::string_view what, uint64_t size, std::string_view* text);
   bool Skip(std::string_view what, uint64_t size);
+  // Goes to `offset`, backwards too.
+  bool Seek(std::string_view what, uint64_t offset);
 
   int Peek() const { return ok() && at_ < text_.size() ? static_cast<uint8_t>(text_[at_]) : -1; }
   // Consumes the next byte if it is `c`.

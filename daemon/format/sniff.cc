@@ -148,7 +148,8 @@ bool HasWeightsExtension(std::string_view name) { return ByName(name) != FileFor
 
 bool IsServed(FileFormat format) {
   return format == FileFormat::kSafetensors || format == FileFormat::kSafetensorsIndex ||
-         format == FileFormat::kGguf || format == FileFormat::kOnnx;
+         format == FileFormat::kGguf || format == FileFormat::kOnnx ||
+         format == FileFormat::kTorchZip;
 }
 
 absl::Status RefuseFormat(std::string_view name, FileFormat format,

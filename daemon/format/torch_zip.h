@@ -1,6 +1,7 @@
 // PyTorch checkpoints in a ZIP archive (torch.save since 1.6): an index, and never a call.
 //
-// Thread-safe: no state.
+// A tensor's name is its path through dicts and lists, joined by dots; values that are no tensors
+// are skipped. Views keep their strides and have the range that covers them. Thread-safe: no state.
 #pragma once
 
 #include <cstddef>

@@ -56,6 +56,7 @@ HOMES = {
     "cuda": r"proto/cuda/|daemon/device_agent/|client/src/cuda_",
     "liburing": r"daemon/platform/",
     "openssl/": r"daemon/(platform|store|region|registry)/",
+    "zlib.h": r"daemon/format/zip_directory\.cc$",
     "systemd/": r"daemon/platform/systemd\.cc$",
     "sys/mman.h": r"proto/handle/(mapping|region)\.cc$|daemon/platform/linux_os\.cc$",
     "sys/socket.h": r"proto/handle/fd_channel\.cc$|daemon/platform/(peer|unix_listener)\.cc$",
