@@ -38,9 +38,6 @@ constexpr uint64_t kPieceBytes = 4 << 20;
 constexpr uint64_t kPieceValues = 256 << 10;
 static_assert(kPieceValues % kQ8BlockValues == 0);
 
-// What another command line would put right.
-absl::Status UsageError(const std::string& text) { return absl::InvalidArgumentError(text); }
-
 // The finished file, which may have no name yet, as the readers want it.
 class OneFile : public FileSource {
  public:
@@ -83,9 +80,7 @@ class Importer {
       : options_(options), choices_(options.choices), watch_(watch) {}
 
   ImportEnd Run() {
-    usage_ = true;
     absl::Status status = Target();
-    usage_ = false;
     if (status.ok()) status = Source();
     if (status.ok()) status = Plan();
     if (status.ok()) status = Produce();
@@ -100,6 +95,12 @@ class Importer {
   }
 
  private:
+  // What another command line would put right.
+  absl::Status UsageError(const std::string& text) {
+    usage_ = true;
+    return absl::InvalidArgumentError(text);
+  }
+
   absl::Status Target() {
     if (absl::EndsWith(options_.out, ".safetensors")) {
       choices_.target = ImportTarget::kSafetensors;
@@ -132,7 +133,6 @@ class Importer {
     if (source_.models.size() > 1) {
       std::vector<std::string> names;
       for (const SourceModel& model : source_.models) names.push_back(model.named.main_file);
-      usage_ = true;
       return UsageError(absl::StrCat(options_.source, ": ", names.size(),
                                      " models, and one is imported at a time (name one of: ",
                                      absl::StrJoin(names, ", "), ")"));
@@ -151,7 +151,6 @@ class Importer {
 
   // The target may lie beside the source, but be neither it nor in it.
   absl::Status CheckPlace() {
-    usage_ = true;
     const std::optional<FileStamp> there = FileStamp::Of(options_.out);
     for (size_t i = 0; there.has_value() && i < stamps_.size(); ++i) {
       if (!stamps_[i].SameFile(*there)) continue;
@@ -169,7 +168,6 @@ class Importer {
                                        " (choose a folder outside it)"));
       }
     }
-    usage_ = false;
     return absl::OkStatus();
   }
 

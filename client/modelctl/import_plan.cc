@@ -112,7 +112,8 @@ class Planner {
 
   absl::Status NothingSelected() const {
     if (index_.size() == 0) {
-      return absl::InvalidArgumentError("the model has no tensors, so there is nothing to write");
+      return absl::FailedPreconditionError(
+          "the model has no tensors, so there is nothing to write");
     }
     const char* const by = choices_.only.empty()      ? "--exclude"
                            : choices_.exclude.empty() ? "--only"

@@ -6,6 +6,7 @@
 // Errors name the tensors:
 //   INVALID_ARGUMENT  the options do not fit the source: nothing is selected, two tensors get one
 //                     name, a name that the target cannot have
+//   FAILED_PRECONDITION  the source has no tensors
 //   UNIMPLEMENTED     a tensor that cannot be read, or that the target has no type for; the text
 //                     says how to leave it out
 #pragma once

@@ -10,3 +10,6 @@ modelhost_component(mh_import
        safetensors_writer.cc tensor_convert.cc tensor_reader.cc
   DEPS mh_inspect mh_format mh_handle mh_abi absl::flat_hash_map absl::status absl::statusor
        absl::strings)
+modelhost_test(import_test
+  SRCS import_plan_test.cc import_test.cc output_file_test.cc tensor_convert_test.cc
+  DEPS mh_import mh_format mh_handle)

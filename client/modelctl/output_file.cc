@@ -41,7 +41,8 @@ OutputFile::OutputFile(std::string target, bool replace)
   folder_ = slash == std::string::npos ? "." : slash == 0 ? "/" : target_.substr(0, slash);
 }
 
-absl::StatusOr<OutputFile> OutputFile::Create(const std::string& target, bool replace) {
+absl::StatusOr<OutputFile> OutputFile::Create(const std::string& target, bool replace,
+                                              Temporary how) {
   OutputFile file(target, replace);
   struct stat info {};
   if (::lstat(target.c_str(), &info) == 0) {
@@ -53,7 +54,7 @@ absl::StatusOr<OutputFile> OutputFile::Create(const std::string& target, bool re
   } else if (errno != ENOENT) {
     return file.Failed(target);
   }
-  if (absl::Status status = file.OpenTemporary(); !status.ok()) return status;
+  if (absl::Status status = file.OpenTemporary(how); !status.ok()) return status;
   return file;
 }
 
@@ -65,13 +66,13 @@ absl::Status OutputFile::Failed(const std::string& what) const {
   return StatusOfError(ErrnoError(errno, what), "");
 }
 
-absl::Status OutputFile::OpenTemporary() {
-  fd_ = UniqueFd(::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kMode));
-  if (fd_.valid()) {
-    if (::access(FdPath(fd_).c_str(), F_OK) == 0) return absl::OkStatus();
-    fd_.Reset();  // Without /proc it could never get a name.
-  } else if (!HasNoTmpfile(errno)) {
-    return Failed(folder_);
+absl::Status OutputFile::OpenTemporary(Temporary how) {
+  if (how == Temporary::kUnnamed) {
+    fd_ = UniqueFd(::open(folder_.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, kMode));
+    if (fd_.valid() && ::access(FdPath(fd_).c_str(), F_OK) == 0) return absl::OkStatus();
+    // Without /proc it could never get a name.
+    if (!fd_.valid() && !HasNoTmpfile(errno)) return Failed(folder_);
+    fd_.Reset();
   }
   const std::string name = target_.substr(target_.rfind('/') + 1).substr(0, kMaxStemBytes);
   const std::string path = absl::StrCat(folder_, "/.", name, ".partial-", ::getpid());

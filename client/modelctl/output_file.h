@@ -22,8 +22,12 @@ namespace modelhost::modelctl {
 
 class OutputFile {
  public:
+  // kNamed is for file systems without O_TMPFILE, and taken there by itself.
+  enum class Temporary { kUnnamed, kNamed };
+
   // With `replace` a regular file or a link of that name gives way; what a link leads to stays.
-  static absl::StatusOr<OutputFile> Create(const std::string& target, bool replace);
+  static absl::StatusOr<OutputFile> Create(const std::string& target, bool replace,
+                                           Temporary how = Temporary::kUnnamed);
   OutputFile(OutputFile&& other) noexcept = default;
   OutputFile& operator=(OutputFile&&) = delete;
   ~OutputFile();  // Not committed: gone.
@@ -40,7 +44,7 @@ class OutputFile {
 
  private:
   OutputFile(std::string target, bool replace);
-  absl::Status OpenTemporary();
+  absl::Status OpenTemporary(Temporary how);
   absl::Status Write(std::span<const std::byte> bytes);
   absl::Status Failed(const std::string& what) const;
   absl::Status Link();
