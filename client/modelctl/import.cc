@@ -199,7 +199,10 @@ class Importer {
     for (size_t i = 0; status.ok() && i < plan_.tensors.size(); ++i) status = Write(i, *out);
     if (status.ok()) status = out->Sync();
     if (status.ok() && options_.verify) status = Verify(*out);
-    if (status.ok()) status = CheckUnchanged();
+    // A source that changed explains more than a result that does not fit it.
+    if (status.ok() || absl::IsDataLoss(status)) {
+      if (absl::Status changed = CheckUnchanged(); !changed.ok()) status = changed;
+    }
     // The last moment at which a wish to stop leaves nothing behind.
     if (status.ok()) status = Progress(options_.verify ? "verify" : "write", total_);
     if (status.ok()) status = out->Commit();
