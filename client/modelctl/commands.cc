@@ -21,6 +21,7 @@ struct Line {
   std::string model, ref, id, lease, shell, if_current;
   std::vector<std::string> label_arguments;
   InspectFlags inspect;
+  ImportFlags import;
   PublishFlags publish;
   SwapFlags swap;
   RollbackFlags rollback;
@@ -55,6 +56,7 @@ class Builder {
   void Build() {
     Globals();
     Looking();
+    Converting();
     Changing();
     Operations();
     Machine();
@@ -134,6 +136,40 @@ class Builder {
                             [&l](Context& c) { return Leases(c, l.model, l.stale); });
     leases->add_option("--model", l.model, "Only those on it")->type_name("MODEL");
     leases->add_flag("--stale", l.stale, "Only those on versions that no label names");
+  }
+
+  void Converting() {
+    ImportFlags& f = line_.import;
+    CLI::App* import = Verb(&app_, "Convert", "import",
+                            "Write a model of any format as one safetensors or GGUF file",
+                            [&f](Context& c) { return Import(c, f); });
+    import->add_option("SRC", f.source, "A file, a folder or a snapshot of a download cache")
+        ->required();
+    import->add_option("--out", f.out, "FILE.safetensors or FILE.gguf, not in SRC")
+        ->type_name("FILE")
+        ->required();
+    import->add_option("--dtype", f.dtype, "What floats become; others stay (keep)")
+        ->type_name("f16|bf16|f32|keep")
+        ->check(CLI::IsMember({"f16", "bf16", "f32", "keep"}).description(""));
+    import->add_option("--quantize", f.quantize, "2-D weights become blocks; GGUF only")
+        ->type_name("q8_0")
+        ->check(CLI::IsMember({"q8_0"}).description(""));
+    const auto repeatable = [import](const char* flag, std::vector<std::string>& into,
+                                     const char* help, const char* type) {
+      import->add_option(flag, into, help)->type_name(type)->allow_extra_args(false);
+    };
+    repeatable("--only", f.only, "Only tensors whose names match; repeatable", "GLOB");
+    repeatable("--exclude", f.exclude, "But not those whose names match; repeatable", "GLOB");
+    import->add_option("--strip-prefix", f.strip_prefix, "Taken off the names that begin with it")
+        ->type_name("PREFIX");
+    repeatable("--meta", f.metadata, "More metadata (general.architecture=llama); repeatable",
+               "KEY=VALUE");
+    import->add_flag("--verify,!--no-verify", f.verify,
+                     "Read the result back and compare it with the source (on)");
+    import->add_flag("--force", f.force, "Replace FILE if it exists");
+    import->footer(
+        "SRC is never changed. FILE appears complete, compared and on the disk, or not at all.\n"
+        "Patterns are matched with the names that `modelctl inspect SRC -o name` prints.");
   }
 
   void Changing() {

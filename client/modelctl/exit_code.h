@@ -13,27 +13,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "client/modelctl/exit_codes.h"
 #include "modelhost/v1/error_info.pb.h"
 #include "proto/handle/error.h"
 
 namespace modelhost::modelctl {
-
-enum class ExitCode : int {
-  kOk = 0,
-  kOther = 1,
-  kUsage = 2,
-  kNotFound = 3,
-  kConflict = 4,     // Not READY, --if-current, the version exists.
-  kResources = 5,    // Memory, disk, descriptors.
-  kIntegrity = 6,    // Bytes that are wrong, or input that is malformed.
-  kTimeout = 7,      // The wait timed out; the operation goes on.
-  kUnreachable = 8,  // No daemon.
-  kPermission = 9,
-  kOldServes = 10,   // A swap failed and the old version still serves.
-  kSuperseded = 11,  // Superseded or cancelled.
-  kDegraded = 12,    // health, doctor.
-  kInterrupted = 130,
-};
 
 // The end of a verb. With an `error` nothing goes to stdout and the error to stderr; a code without
 // an error is a verdict (health, doctor) or a detachment that has been announced already.

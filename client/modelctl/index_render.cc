@@ -199,20 +199,40 @@ void WriteColumns(const std::vector<std::vector<std::string>>& rows, Sink& sink)
   }
 }
 
+// "packed as varints 12, deflated 1": the most frequent ones.
+std::string ReasonsText(const std::map<std::string_view, uint64_t>& reasons) {
+  constexpr size_t kShown = 3;
+  std::vector<std::pair<uint64_t, std::string_view>> sorted;
+  for (const auto& [reason, uses] : reasons) sorted.emplace_back(uses, reason);
+  std::stable_sort(sorted.begin(), sorted.end(),
+                   [](const auto& a, const auto& b) { return a.first > b.first; });
+  std::string out;
+  for (size_t i = 0; i < std::min(kShown, sorted.size()); ++i) {
+    absl::StrAppend(&out, i == 0 ? "" : ", ", OneLine(sorted[i].second), " ", sorted[i].first);
+  }
+  if (sorted.size() > kShown) out += ", ...";
+  return out;
+}
+
 void WriteSummary(const NamedIndex& one, const IndexView& view, std::string_view title,
                   Sink& sink) {
   const TensorIndex& index = one.index;
   std::map<std::string_view, uint64_t> dtypes;
   uint64_t bytes = 0;
   uint64_t count = 0;
+  uint64_t strided = 0;
   uint64_t unmappable = 0;
+  std::map<std::string_view, uint64_t> reasons;
   for (size_t i = 0; i < index.size(); ++i) {
     const TensorInfo tensor = index.at(i);
     if (!Wanted(view, tensor)) continue;
     ++dtypes[abi::DTypeName(tensor.dtype)];
     bytes += tensor.nbytes;
     ++count;
-    if (!tensor.mappable) ++unmappable;
+    if (!tensor.strides.empty()) ++strided;
+    if (tensor.mappable) continue;
+    ++unmappable;
+    ++reasons[tensor.reason];
   }
   std::string kinds;
   for (const auto& [dtype, uses] : dtypes) {
@@ -226,7 +246,10 @@ void WriteSummary(const NamedIndex& one, const IndexView& view, std::string_view
   rows.push_back(
       {"TENSORS", kinds.empty() ? absl::StrCat(count) : absl::StrCat(count, "  (", kinds, ")")});
   rows.push_back({"BYTES", Size(bytes)});
-  if (unmappable > 0) rows.push_back({"UNMAPPABLE", absl::StrCat(unmappable)});
+  if (strided > 0) rows.push_back({"STRIDED", absl::StrCat(strided)});
+  if (unmappable > 0) {
+    rows.push_back({"UNMAPPABLE", absl::StrCat(unmappable, "  (", ReasonsText(reasons), ")")});
+  }
   if (view.output == IndexOutput::kWide) {
     for (const MetadataItem& item : index.metadata()) {
       constexpr size_t kShown = 100;
@@ -249,11 +272,24 @@ void WriteSummary(const NamedIndex& one, const IndexView& view, std::string_view
 
 void WriteTensors(const NamedIndex& one, const IndexView& view, Sink& sink) {
   const bool wide = view.output == IndexOutput::kWide;
+  bool strided = wide;  // Whoever has strided tensors must see that they are.
+  bool noted = false;
+  for (size_t i = 0; i < one.index.size(); ++i) {
+    const TensorInfo tensor = one.index.at(i);
+    if (!Wanted(view, tensor)) continue;
+    strided = strided || !tensor.strides.empty();
+    noted = noted || !tensor.mappable;
+  }
   std::vector<std::vector<std::string>> rows;
   rows.push_back({"NAME", "DTYPE", "SHAPE", "SIZE"});
-  if (wide) {
-    for (const char* column : {"OFFSET", "ALIGN", "STRIDES", "FILE"}) rows[0].push_back(column);
-  }
+  const auto head = [&rows](bool shown, const char* column) {
+    if (shown) rows[0].push_back(column);
+  };
+  head(wide, "OFFSET");
+  head(wide, "ALIGN");
+  head(strided, "STRIDES");
+  head(wide, "FILE");
+  head(noted, "NOTE");
   for (size_t i = 0; i < one.index.size(); ++i) {
     const TensorInfo tensor = one.index.at(i);
     if (!Wanted(view, tensor)) continue;
@@ -263,9 +299,9 @@ void WriteTensors(const NamedIndex& one, const IndexView& view, Sink& sink) {
       row.push_back(absl::StrCat(tensor.offset));
       // What the bytes' place promises; above a page it says nothing more.
       row.push_back(absl::StrCat(uint64_t{1} << std::min(std::countr_zero(tensor.offset), 12)));
-      row.push_back(tensor.strides.empty() ? "-" : ShapeText(tensor.strides));
-      row.push_back(OneLine(one.index.files()[tensor.file]));
     }
+    if (strided) row.push_back(tensor.strides.empty() ? "-" : ShapeText(tensor.strides));
+    if (wide) row.push_back(OneLine(one.index.files()[tensor.file]));
     if (!tensor.mappable) row.push_back(absl::StrCat("not mappable: ", OneLine(tensor.reason)));
     rows.push_back(std::move(row));
   }

@@ -117,6 +117,11 @@ TEST_F(InspectTest, MalformedInputEndsWithSix) {
   Put("x.onnx", std::string("\x08\x08\x3a\x01", 4));
   EXPECT_EQ(Inspect(Path("x.onnx")), 6);
   EXPECT_THAT(err_, HasSubstr("x.onnx: at byte 4: "));
+  Put("legacy.pt",
+      "\x80\x02\x8a\x0al\xfc\x9c"
+      "F\xf9 j\xa8P\x19.");
+  EXPECT_EQ(Inspect(Path("legacy.pt")), 6);
+  EXPECT_THAT(err_, HasSubstr("legacy"));
 }
 
 TEST_F(InspectTest, AnErrorIsOneLineWhateverTheFileIsCalled) {
@@ -235,6 +240,87 @@ TEST_F(InspectTest, AFolderOfLinksIntoABlobStoreWorks) {
   Put("hub/blobs/1", SmallSafetensors({"a"}));
   Link("../../blobs/1", "hub/snapshots/r/model.safetensors");
   EXPECT_EQ(Inspect(Path("hub/snapshots/r")), 0) << err_;
+}
+
+TEST_F(InspectTest, ADownloadCacheShowsTheSnapshotThatMainNames) {
+  Put("hub/blobs/1", SmallSafetensors({"old"}));
+  Put("hub/blobs/2", SmallSafetensors({"new"}));
+  Link("../../blobs/1", "hub/snapshots/aaaa/model.safetensors");
+  Link("../../../blobs/2", "hub/snapshots/bbbb/unet/model.safetensors");
+  Put("hub/refs/main", "bbbb");
+  EXPECT_EQ(Output(Path("hub"), IndexOutput::kName), "new\n");
+  EXPECT_EQ(Output(Path("hub/"), IndexOutput::kName), "new\n");
+  EXPECT_EQ(Output(Path("hub/snapshots/aaaa"), IndexOutput::kName), "old\n");
+  EXPECT_THAT(Output(Path("hub"), IndexOutput::kTable), HasSubstr("hub/snapshots/bbbb/unet/model"));
+  // A part of a snapshot reaches the blobs too.
+  EXPECT_EQ(Output(Path("hub/snapshots/bbbb/unet"), IndexOutput::kName), "new\n");
+  // Without a main that is there: the only one, or a choice.
+  for (const char* main : {"cccc", "../snapshots/aaaa", "", ".."}) {
+    Put("hub/refs/main", main);
+    EXPECT_EQ(Inspect(Path("hub")), 6) << main;
+    EXPECT_THAT(err_, HasSubstr("a download cache of 2 snapshots, and refs/main names none of "
+                                "them (name one: snapshots/aaaa, snapshots/bbbb)"));
+  }
+  fs::remove_all(root_ / "hub/refs");
+  fs::remove_all(root_ / "hub/snapshots/bbbb");
+  EXPECT_EQ(Output(Path("hub"), IndexOutput::kName), "old\n");
+  fs::remove_all(root_ / "hub/snapshots/aaaa");
+  EXPECT_EQ(Inspect(Path("hub")), 6);
+  EXPECT_THAT(err_, HasSubstr("without a snapshot"));
+}
+
+TEST_F(InspectTest, LinksOfAFolderLeadNowhereButIntoTheBlobsOfItsCache) {
+  Put("hub/blobs/1", SmallSafetensors({"a"}));
+  Put("other/blobs/1", SmallSafetensors({"a"}));
+  Link("../../../other/blobs/1", "hub/snapshots/r/model.safetensors");
+  EXPECT_EQ(Inspect(Path("hub/snapshots/r")), 6);
+  EXPECT_THAT(err_, HasSubstr("a link out of the model's folder"));
+  // A folder of blobs beside anything that is not a snapshot is no cache.
+  Link("../../blobs/1", "hub/revisions/r/model.safetensors");
+  EXPECT_EQ(Inspect(Path("hub/revisions/r")), 6);
+  EXPECT_THAT(err_, HasSubstr("a link out of the model's folder"));
+  // What is no weights is not looked at, wherever it leads.
+  Put("v/a.safetensors", SmallSafetensors({"a"}));
+  Link("/etc/hostname", "v/README.md");
+  EXPECT_EQ(Inspect(Path("v")), 0) << err_;
+}
+
+TEST_F(InspectTest, ATableShowsStridesAndWhyTensorsCannotBeMapped) {
+  TensorIndex index("torch");
+  index.AddFile("m.pt");
+  TensorInfo tensor;
+  const std::vector<int64_t> shape = {2, 3};
+  const std::vector<int64_t> strides = {1, 2};
+  tensor.dtype = abi::DType::kF32;
+  tensor.shape = shape;
+  tensor.nbytes = 24;
+  tensor.name = "plain";
+  index.Add(tensor);
+  std::vector<NamedIndex> indexes(1, {"m", "m.pt", index});
+  const auto table = [&indexes](IndexOutput output) {
+    std::ostringstream out;
+    WriteIndex("m.pt", indexes, {output, true, "", false}, out);
+    return out.str();
+  };
+  EXPECT_THAT(table(IndexOutput::kTable), HasSubstr("NAME   DTYPE  SHAPE  SIZE\n"));
+  tensor.name = "view";
+  tensor.strides = strides;
+  index.Add(tensor);
+  tensor.name = "packed";
+  tensor.strides = {};
+  tensor.mappable = false;
+  tensor.reason = "its storage is deflated";
+  index.Add(tensor);
+  indexes[0].index = index;
+  EXPECT_THAT(table(IndexOutput::kTable),
+              HasSubstr("NAME    DTYPE  SHAPE  SIZE  STRIDES  NOTE\n"
+                        "plain   F32    [2,3]  24 B  -\n"
+                        "view    F32    [2,3]  24 B  [1,2]\n"
+                        "packed  F32    [2,3]  24 B  -        not mappable: its storage is "
+                        "deflated\n"));
+  EXPECT_THAT(table(IndexOutput::kTable), HasSubstr("STRIDED     1\n"));
+  EXPECT_THAT(table(IndexOutput::kWide), HasSubstr("UNMAPPABLE  1  (its storage is deflated 1)\n"));
+  EXPECT_THAT(table(IndexOutput::kWide), HasSubstr("OFFSET  ALIGN  STRIDES  FILE  NOTE"));
 }
 
 TEST_F(InspectTest, ALinkToAFolderIsNotEntered) {

@@ -6,10 +6,10 @@
 
 namespace modelhost::modelctl {
 
-Interrupts::Interrupts() {
+Interrupts::Interrupts(std::initializer_list<int> signals) {
   sigset_t interrupt;
   sigemptyset(&interrupt);
-  sigaddset(&interrupt, SIGINT);
+  for (const int signal : signals) sigaddset(&interrupt, signal);
   pthread_sigmask(SIG_BLOCK, &interrupt, &before_);
   signals_ = UniqueFd(::signalfd(-1, &interrupt, SFD_CLOEXEC | SFD_NONBLOCK));
   // Without a descriptor to ask, Ctrl-C had better strike.

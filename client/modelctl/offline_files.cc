@@ -45,10 +45,37 @@ absl::Status StatusOfError(const Error& error, const std::string& what) {
                       what.empty() ? error.text : absl::StrCat(what, ": ", error.text));
 }
 
+ExitCode OfflineExitCode(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return ExitCode::kOk;
+    case absl::StatusCode::kNotFound:
+      return ExitCode::kNotFound;
+    case absl::StatusCode::kAlreadyExists:
+    case absl::StatusCode::kAborted:
+      return ExitCode::kConflict;
+    case absl::StatusCode::kResourceExhausted:
+      return ExitCode::kResources;
+    case absl::StatusCode::kInvalidArgument:
+    case absl::StatusCode::kFailedPrecondition:
+    case absl::StatusCode::kUnimplemented:
+    case absl::StatusCode::kOutOfRange:
+    case absl::StatusCode::kDataLoss:
+      return ExitCode::kIntegrity;
+    case absl::StatusCode::kPermissionDenied:
+      return ExitCode::kPermission;
+    case absl::StatusCode::kCancelled:
+      return ExitCode::kInterrupted;
+    default:
+      return ExitCode::kOther;
+  }
+}
+
 OfflineFiles::OfflineFiles(std::string folder, std::string main, Reach reach)
     : folder_(folder.empty() ? "" : WithSlash(std::move(folder))),
       main_(std::move(main)),
-      reach_(reach) {}
+      reach_(reach),
+      in_reach_(folder_) {}
 
 absl::StatusOr<std::span<const std::byte>> OfflineFiles::Open(const std::string& name) {
   auto at = mappings_.find(name);
@@ -88,21 +115,11 @@ absl::StatusOr<ReadOnlyMapping> OfflineFiles::Map(const std::string& name) {
 }
 
 absl::Status OfflineFiles::CheckReach(const std::string& name, const std::string& real_path) {
-  if (reach_ == Reach::kAnywhere) return absl::OkStatus();
-  if (roots_.empty()) {
-    std::error_code error;
-    const fs::path folder = fs::canonical(folder_.empty() ? "." : folder_, error);
-    if (error) return StatusOfErrno(error.value(), name);
-    roots_.push_back(WithSlash(folder.string()));
-  }
-  if (name == main_) {
-    // The user named this one, so wherever it really lies is part of the model.
-    roots_.push_back(WithSlash(fs::path(real_path).parent_path().string()));
+  if (reach_ == Reach::kFile && name == main_) {
+    in_reach_.Add(fs::path(real_path).parent_path().string());
     return absl::OkStatus();
   }
-  for (const std::string& root : roots_) {
-    if (absl::StartsWith(real_path, root)) return absl::OkStatus();
-  }
+  if (in_reach_.Holds(real_path)) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(name, ": a link out of the model's folder, to ",
                                                     real_path, " (copy the file into the folder)"));
 }

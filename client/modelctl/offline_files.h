@@ -1,9 +1,8 @@
 // The files of a model on this disk, for commands that work without a daemon.
 //
 // Only regular files are opened, and without blocking: a folder, a FIFO or a device is refused at
-// once. Links are followed, but a file beside the main one must really lie in the folder that was
-// given, or in the folder where the main file really lies (a download cache links both into one
-// folder of blobs). Hard links are fine.
+// once. Links are followed as far as source_reach.h says. A main file that the user named himself
+// may lie anywhere, and then its siblings may lie where it really lies. Hard links are fine.
 //
 // Error texts start with the name that was asked for. Not thread-safe. The bytes live as long as
 // this object; truncating a file meanwhile raises SIGBUS in the reader.
@@ -17,6 +16,8 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "client/modelctl/exit_codes.h"
+#include "client/modelctl/source_reach.h"
 #include "daemon/format/format_reader.h"
 #include "proto/handle/error.h"
 #include "proto/handle/mapping.h"
@@ -26,11 +27,15 @@ namespace modelhost::modelctl {
 // Error and Status share the canonical codes. The text becomes "WHAT: TEXT".
 absl::Status StatusOfError(const Error& error, const std::string& what);
 
+// The code that a verb without a daemon ends with: 3 not found, 4 exists, 5 out of memory, disk,
+// descriptors or the like, 6 malformed or refused, 9 no permission, 130 cancelled, 1 anything else.
+ExitCode OfflineExitCode(const absl::Status& status);
+
 class OfflineFiles : public FileSource {
  public:
   enum class Reach {
-    kModel,     // As above.
-    kAnywhere,  // Links may lead anywhere: to look at what a folder holds, main file by main file.
+    kFolder,  // The user named the folder.
+    kFile,    // The user named the main file.
   };
 
   // `folder` is "" for the current one. `main` is relative to it.
@@ -40,6 +45,9 @@ class OfflineFiles : public FileSource {
   //   FAILED_PRECONDITION  not a regular file, or a link that leads out of the model
   absl::StatusOr<std::span<const std::byte>> Open(const std::string& name) override;
 
+  // Where a file of the model lies, for the system.
+  std::string PathOf(const std::string& name) const { return folder_ + name; }
+
  private:
   absl::StatusOr<ReadOnlyMapping> Map(const std::string& name);
   absl::Status CheckReach(const std::string& name, const std::string& real_path);
@@ -47,7 +55,7 @@ class OfflineFiles : public FileSource {
   std::string folder_;
   std::string main_;
   Reach reach_;
-  std::vector<std::string> roots_;  // Real folders, each with a '/' at its end.
+  SourceReach in_reach_;
   std::map<std::string, ReadOnlyMapping> mappings_;
 };
 

@@ -13,6 +13,7 @@
 #include "absl/strings/str_cat.h"
 #include "client/modelctl/json.h"
 #include "client/modelctl/render.h"
+#include "client/modelctl/source_reach.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -48,22 +49,11 @@ bool IsStoreManifest(const fs::path& path) {
   return absl::StrContains(head, "\"schema\"") && absl::StrContains(head, "\"digest\"");
 }
 
-// The real path of a folder, with a '/' at its end; empty when it has none.
-std::string RealFolder(const fs::path& path) {
-  std::error_code error;
-  const fs::path real = fs::canonical(path, error);
-  return error ? "" : absl::StrCat(real.string(), "/");
-}
-
 class Walk {
  public:
-  // `root` is the folder that is published; empty for a single file. A link in it may lead to a
-  // file of the folder itself, or of the blobs/ beside snapshots/ in a download cache
-  // (models--x/snapshots/REVISION/ is published, its files are links into models--x/blobs/).
+  // `root` is the folder that is published; empty for a single file.
   Walk(SourceSet& set, const std::string& root) : set_(set) {
-    if (root.empty()) return;
-    const std::string real = RealFolder(root);
-    reach_ = {real, RealFolder(fs::path(real) / "../../blobs")};
+    if (!root.empty()) reach_ = SourceReach(root);
   }
 
   Exit Folder(const fs::path& folder, const std::string& prefix, int depth) {
@@ -129,19 +119,19 @@ class Walk {
   bool Reaches(const fs::path& link) const {
     std::error_code error;
     const std::string target = fs::canonical(link, error).string();
-    if (error) return false;
-    return std::any_of(reach_.begin(), reach_.end(), [&](const std::string& folder) {
-      return !folder.empty() && absl::StartsWith(target, folder);
-    });
+    return !error && reach_.Holds(target);
   }
 
   SourceSet& set_;
-  std::vector<std::string> reach_;  // Real folders, each with a '/' at its end.
+  SourceReach reach_;
 };
 
 }  // namespace
 
-Outcome<SourceSet> CollectSource(const std::string& path) {
+Outcome<SourceSet> CollectSource(const std::string& given) {
+  const absl::StatusOr<std::string> resolved = ResolveSnapshot(given);
+  if (!resolved.ok()) return Fail(ExitCode::kIntegrity, resolved.status().message());
+  const std::string& path = *resolved;
   struct stat info;
   if (::stat(path.c_str(), &info) != 0) return Errno(path, errno);
   SourceSet set;

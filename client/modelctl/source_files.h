@@ -1,7 +1,7 @@
 // The files that a publish takes from a folder or a single file, as the version will have them.
 //
-// Links are followed when they lead to regular files of the folder itself or of the blobs/ of a
-// download cache that the folder is a snapshot of, and are refused otherwise. Nothing is left out
+// Links are followed when they lead to regular files that source_reach.h has in reach, and are
+// refused otherwise. A download cache's folder stands for its snapshot. Nothing is left out
 // without a word: what is skipped is listed, what cannot be published is an error that names it.
 // One thread.
 #pragma once

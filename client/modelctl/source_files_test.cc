@@ -77,6 +77,29 @@ TEST_F(SourceFilesTest, RefusesLinksThatLeadOutOfTheFolder) {
   EXPECT_FALSE(Collect().ok());
 }
 
+TEST_F(SourceFilesTest, ADownloadCacheStandsForTheSnapshotThatMainNames) {
+  Write("models--x/blobs/abc", "1234");
+  Write("models--x/refs/main", "0f1e\n");
+  Write("models--x/snapshots/0f1e/config.json", "{}");
+  Write("models--x/snapshots/older/config.json", "{}");
+  fs::create_symlink("../../blobs/abc", root_ / "models--x/snapshots/0f1e/model.safetensors");
+  auto set = CollectSource(root_ / "models--x");
+  ASSERT_TRUE(set.ok()) << set.exit().error;
+  EXPECT_EQ(Paths(*set), (std::vector<std::string>{"config.json", "model.safetensors"}));
+  fs::remove(root_ / "models--x/refs/main");
+  set = CollectSource(root_ / "models--x");
+  ASSERT_FALSE(set.ok());
+  EXPECT_EQ(set.exit().code, ExitCode::kIntegrity);
+  EXPECT_NE(set.exit().error.find("snapshots/0f1e, snapshots/older"), std::string::npos);
+}
+
+TEST_F(SourceFilesTest, BlobsBesideWhatIsNoSnapshotAreOutOfReach) {
+  Write("x/blobs/abc", "1234");
+  fs::create_directories(root_ / "x/revisions/r");
+  fs::create_symlink("../../blobs/abc", root_ / "x/revisions/r/model.safetensors");
+  EXPECT_FALSE(CollectSource(root_ / "x/revisions/r").ok());
+}
+
 TEST_F(SourceFilesTest, RefusesLinksToFoldersAndLinksToNowhere) {
   Write("in/model.gguf", "1");
   Write("other/x", "1");

@@ -38,6 +38,21 @@ struct InspectFlags {
 };
 Exit Inspect(Context& context, const InspectFlags& flags);
 
+// --- verbs_import.cc
+struct ImportFlags {
+  std::string source;
+  std::string out;
+  std::string dtype = "keep";
+  std::string quantize;
+  std::string strip_prefix;
+  std::vector<std::string> only;
+  std::vector<std::string> exclude;
+  std::vector<std::string> metadata;  // KEY=VALUE
+  bool verify = true;
+  bool force = false;
+};
+Exit Import(Context& context, const ImportFlags& flags);
+
 // --- verbs_publish.cc
 struct PublishFlags {
   std::string path;

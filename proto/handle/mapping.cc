@@ -56,6 +56,13 @@ void Prefault(std::span<const std::byte> bytes) {
   (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_POPULATE_READ);
 }
 
+void DropResident(std::span<const std::byte> bytes) {
+  const auto first = reinterpret_cast<uintptr_t>(bytes.data()) & ~(PageBytes() - 1);
+  const auto end = reinterpret_cast<uintptr_t>(bytes.data()) + bytes.size();
+  // The mapping is shared and read-only: nothing is lost.
+  if (end > first) (void)::madvise(reinterpret_cast<void*>(first), end - first, MADV_DONTNEED);
+}
+
 Result<ReadOnlyMapping> ReadOnlyMapping::Map(const UniqueFd& fd, uint64_t bytes, Align align) {
   if (bytes == 0) return ReadOnlyMapping();
   int sharing = MAP_SHARED;

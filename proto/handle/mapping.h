@@ -26,6 +26,11 @@ namespace modelhost {
 // fails (an old kernel, bytes past the end of a truncated file) the faults come as ever.
 void Prefault(std::span<const std::byte> bytes);
 
+// The pages of these mapped bytes leave this process, but not the page cache: a program that
+// streams through a file larger than its memory limit stays small. Reading them again faults them
+// in again. Only for bytes of a ReadOnlyMapping.
+void DropResident(std::span<const std::byte> bytes);
+
 // kPage is for tables that are looked up and not streamed; it takes fewer system calls.
 enum class Align : uint8_t { kPage, kHugePage };
 
