@@ -218,6 +218,11 @@ TEST(OnnxTest, NamesAreUtf8WithoutNulAndStandOnceInAGraph) {
   const Proto sparse = OnnxSparse(initializer("w"), OnnxRaw("", kOnnxInt64, {1}, "12345678"));
   EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({initializer("w")}).Add(15, sparse)).bytes())),
               HasSubstr("duplicate tensor name: 'w'"));
+  const Proto twice = OnnxGraph({initializer("v"), initializer("v")});
+  EXPECT_THAT(
+      Refusal(Read(
+          OnnxModel(OnnxGraph({}, {OnnxNode("n", "o", OnnxAttribute("g", 6, twice))})).bytes())),
+      HasSubstr("duplicate tensor name: 'v'"));
   const Proto bad = OnnxNode("n", "o", OnnxAttribute("value", 5, initializer("a\xff")));
   EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({}, {bad})).bytes())), HasSubstr("UTF-8"));
 }
