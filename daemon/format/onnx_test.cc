@@ -414,6 +414,17 @@ TEST(OnnxTest, AModelHasAGraph) {
               HasSubstr("number 0"));
 }
 
+TEST(OnnxTest, NoModelHas2GiB) {
+  // Refused by its size alone: there is only one byte to look at.
+  const auto byte = std::byte{8};
+  MemoryFiles files;
+  TensorIndex index("onnx");
+  const absl::Status status =
+      ReadOnnx("m.onnx", std::span<const std::byte>(&byte, size_t{1} << 31), files, index);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("2147483648 bytes"), HasSubstr("external data")));
+}
+
 TEST(OnnxTest, EveryCutIsRefusedButThoseThatLeaveAWholeModel) {
   const Proto constant = OnnxNode("n", "o", OnnxAttribute("value", 5, Value()));
   const Proto graph =
