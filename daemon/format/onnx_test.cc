@@ -218,6 +218,11 @@ TEST(OnnxTest, NamesAreUtf8WithoutNulAndStandOnceInAGraph) {
   const Proto sparse = OnnxSparse(initializer("w"), OnnxRaw("", kOnnxInt64, {1}, "12345678"));
   EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({initializer("w")}).Add(15, sparse)).bytes())),
               HasSubstr("duplicate tensor name: 'w'"));
+  const Proto twice = OnnxGraph({initializer("v"), initializer("v")});
+  EXPECT_THAT(
+      Refusal(Read(
+          OnnxModel(OnnxGraph({}, {OnnxNode("n", "o", OnnxAttribute("g", 6, twice))})).bytes())),
+      HasSubstr("duplicate tensor name: 'v'"));
   const Proto bad = OnnxNode("n", "o", OnnxAttribute("value", 5, initializer("a\xff")));
   EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({}, {bad})).bytes())), HasSubstr("UTF-8"));
 }
@@ -407,6 +412,17 @@ TEST(OnnxTest, AModelHasAGraph) {
   EXPECT_THAT(Refusal(Read(OnnxOf(OnnxFloats("w", 1)) + "\x0f")), HasSubstr("wire type 7"));
   EXPECT_THAT(Refusal(Read(OnnxOf(OnnxFloats("w", 1)) + std::string(1, '\0'))),
               HasSubstr("number 0"));
+}
+
+TEST(OnnxTest, NoModelHas2GiB) {
+  // Refused by its size alone: there is only one byte to look at.
+  const auto byte = std::byte{8};
+  MemoryFiles files;
+  TensorIndex index("onnx");
+  const absl::Status status =
+      ReadOnnx("m.onnx", std::span<const std::byte>(&byte, size_t{1} << 31), files, index);
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("2147483648 bytes"), HasSubstr("external data")));
 }
 
 TEST(OnnxTest, EveryCutIsRefusedButThoseThatLeaveAWholeModel) {

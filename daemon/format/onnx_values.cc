@@ -1,7 +1,9 @@
 #include "daemon/format/onnx_values.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/format/byte_reader.h"

@@ -1,5 +1,6 @@
 #include "daemon/format/onnx_walk.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
