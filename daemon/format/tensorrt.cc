@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/container/flat_hash_set.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/format/byte_reader.h"
 #include "daemon/format/json_reader.h"
@@ -88,6 +89,7 @@ class PlanReader {
     Report("json_prefix_bytes", length);
     ByteReader bytes(name_, "", std::as_bytes(std::span(text)));
     JsonReader json(bytes);
+    absl::flat_hash_set<std::string> keys;
     const bool read = json.Object("the JSON text", [&](std::string_view raw_key) {
       std::string key = absl::StrCat("prefix.", AsAbsl(raw_key));
       const bool is_text = json.PeekValue() == '"';
@@ -95,6 +97,7 @@ class PlanReader {
       std::string_view value;
       if (is_text ? !json.String("a value", &value) : !json.Skip()) return false;
       if (!is_text) value = bytes.Since(from);
+      if (!keys.insert(key).second) return bytes.Fail(absl::StrCat(Quoted(key), " is there twice"));
       index_.AddMetadata(std::move(key), value.size() <= kMaxPrefixValue
                                              ? std::string(value)
                                              : absl::StrCat("{\"bytes\":", value.size(), "}"));

@@ -137,6 +137,11 @@ TEST(TensorRtTest, ADamagedOrHugeJsonTextIsNoReasonToRefuseThePlan) {
   auto index = Read(Le(static_cast<uint32_t>(bad.size())) + bad + Plan().Build());
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("damaged")));
+  const std::string twice = "{\"a\":1,\"a\":2}";
+  index = Read(Le(static_cast<uint32_t>(twice.size())) + twice + Plan().Build());
+  ASSERT_TRUE(index.ok()) << index.status();
+  EXPECT_EQ(MetadataOf(*index, "prefix.a"), "1");
+  EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("twice")));
   const std::string big = absl::StrCat("{\"a\":\"", std::string(5000, 'x'), "\"}");
   index = Read(Le(static_cast<uint32_t>(big.size())) + big + Plan().Build());
   ASSERT_TRUE(index.ok()) << index.status();
