@@ -1,6 +1,6 @@
 #include "daemon/format/pickle.h"
 
-#include <optional>
+#include <algorithm>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
@@ -27,6 +27,7 @@ constexpr uint8_t kMaxProtocol = 5;
 
 // Python's decoder of pickles lets a lone surrogate pass.
 bool IsPythonText(std::string_view text) {
+  if (IsUtf8(text)) return true;
   while (!text.empty()) {
     size_t bytes = Utf8CharBytes(text);
     if (bytes == 0 && text.size() >= 3 && text[0] == '\xed' && (text[1] & 0xe0) == 0xa0 &&
@@ -57,6 +58,7 @@ class PickleMachine {
           absl::StrCat("the pickle has ", in_.size(), " bytes; the limit is ", kMaxStreamBytes),
           kTensorHint);
     }
+    Reserve();
     while (!stopped_ && Step()) {
     }
     if (!in_.ok()) return in_.status();
@@ -77,6 +79,17 @@ class PickleMachine {
   }
   bool Refuse(std::string_view why, std::string_view hint) {
     return Fail(why, hint, absl::StatusCode::kUnimplemented);
+  }
+
+  // What torch.save writes of each tensor takes 130 bytes and up, and makes 15 items and 7 slots of
+  // the memo: growing step by step would touch twice the memory.
+  void Reserve() {
+    constexpr uint64_t kMostBytes = 16'000'000;
+    const uint64_t bytes = std::min(in_.size(), kMostBytes);
+    out_.items_.reserve(bytes / 8);
+    memo_.reserve(bytes / 16);
+    out_.tensors_.reserve(bytes / 128);
+    out_.storages_.reserve(bytes / 128);
   }
 
   bool Step() {
@@ -253,7 +266,7 @@ class PickleMachine {
 
   bool PushContainer(PickleKind kind, bool ordered = false) {
     const PickleValue value{kind, 0, out_.containers_.size()};
-    out_.containers_.push_back({0, 0, ordered});
+    out_.containers_.push_back({0, 0, 0, ordered});
     return Push(value);
   }
 
@@ -293,6 +306,7 @@ class PickleMachine {
   }
   void AppendRun(Pickle::Container& container, uint64_t at, uint32_t count) {
     if (count == 0) return;
+    container.items += count;
     if (container.last != 0) {
       Pickle::Run& last = out_.runs_[container.last - 1];
       if (last.at + last.count == at) {
@@ -523,10 +537,10 @@ class PickleMachine {
     PickleTensor tensor;
     tensor.at = op_at_;
     tensor.storage = static_cast<uint32_t>(args[0].bits);
-    tensor.offset = args[1];
+    tensor.offset = args[1].AsInt();
     tensor.size = args[2];
     tensor.stride = args[3];
-    if (tensor.offset.kind != PickleKind::kInt || tensor.size.kind != PickleKind::kTuple ||
+    if (args[1].kind != PickleKind::kInt || tensor.size.kind != PickleKind::kTuple ||
         tensor.stride.kind != PickleKind::kTuple) {
       return FailCall(global, "needs an offset, a tuple of sizes and a tuple of strides");
     }
@@ -648,6 +662,10 @@ Pickle::Cursor::Cursor(const Pickle& pickle, const PickleValue& container) : pic
   } else if (container.kind == PickleKind::kList || container.kind == PickleKind::kDict) {
     next_ = pickle.containers_[container.bits].first;
   }
+}
+
+uint64_t Pickle::Items(const PickleValue& container) const {
+  return container.kind == PickleKind::kTuple ? container.size : containers_[container.bits].items;
 }
 
 const PickleValue* Pickle::Cursor::Next() {

@@ -56,8 +56,8 @@ struct PickleTensor {
   uint64_t at = 0;  // The opcode that made it.
   uint32_t storage = 0;
   abi::DType dtype = abi::DType::kInvalid;
-  PickleValue offset;  // kInt.
-  PickleValue size;    // kTuple of kInt, as `stride`; their numbers are not checked.
+  int64_t offset = 0;
+  PickleValue size;  // kTuple of kInt, as `stride`; their numbers are not checked.
   PickleValue stride;
   PickleValue metadata;  // kNone or kDict.
 };
@@ -77,6 +77,8 @@ class Pickle {
     return std::span(items_).subspan(tuple.bits, tuple.size);
   }
 
+  // How many items a tuple, list or dict has; a dict has two per key.
+  uint64_t Items(const PickleValue& container) const;
   // The items of a tuple, list or dict (key, value, key, ...), in order.
   class Cursor {
    public:
@@ -101,6 +103,7 @@ class Pickle {
   struct Container {
     uint32_t first = 0;  // 1 + number of a run.
     uint32_t last = 0;
+    uint64_t items = 0;
     bool ordered = false;  // An OrderedDict: may have attributes.
   };
 

@@ -353,7 +353,7 @@ TEST(PickleTest, StoragesAndTensors) {
   ASSERT_EQ(pickle->tensors().size(), 1u);
   const PickleTensor& tensor = pickle->tensors()[0];
   EXPECT_EQ(tensor.dtype, abi::DType::kF16);
-  EXPECT_EQ(tensor.offset.AsInt(), 3);
+  EXPECT_EQ(tensor.offset, 3);
   EXPECT_EQ(Shown(*pickle, tensor.size), "(2 4)");
   EXPECT_EQ(Shown(*pickle, tensor.stride), "(4 1)");
   EXPECT_EQ(tensor.metadata.kind, PickleKind::kNone);

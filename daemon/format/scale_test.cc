@@ -170,12 +170,14 @@ TEST_P(ScaleTest, WorkGrowsWithTheTensorsNotWithTheirSquare) {
   EXPECT_LT(many, 40 * fewer) << many << " s against " << fewer << " s";
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Formats, ScaleTest, ::testing::Values(&ManySafetensors, &ManyGguf, &ManyOnnx, &ManyTorch),
-    [](const auto& param) {
-      constexpr const char* kNames[] = {"Safetensors", "Gguf", "Onnx", "Torch"};
-      return std::string(kNames[param.index]);
-    });
+std::string FormatOf(const ::testing::TestParamInfo<Make>& info) {
+  constexpr const char* kNames[] = {"Safetensors", "Gguf", "Onnx", "Torch"};
+  return kNames[info.index];
+}
+
+INSTANTIATE_TEST_SUITE_P(Formats, ScaleTest,
+                         ::testing::Values(&ManySafetensors, &ManyGguf, &ManyOnnx, &ManyTorch),
+                         FormatOf);
 
 using testing::OnnxAttribute;
 using testing::OnnxFloats;

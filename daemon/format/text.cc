@@ -81,12 +81,16 @@ size_t Utf8CharBytes(std::string_view text) {
 }
 
 bool IsUtf8(std::string_view text) {
-  while (!text.empty()) {
+  for (;;) {
+    // Nearly all names are ASCII.
+    size_t ascii = 0;
+    while (ascii < text.size() && ByteAt(text, ascii) < 0x80) ++ascii;
+    text.remove_prefix(ascii);
+    if (text.empty()) return true;
     const size_t bytes = Utf8CharBytes(text);
     if (bytes == 0) return false;
     text.remove_prefix(bytes);
   }
-  return true;
 }
 
 std::string ToUtf8(std::string_view text) {

@@ -146,6 +146,7 @@ class TensorWalk {
   bool CheckKeys(const PickleValue& dict) {
     absl::flat_hash_set<absl::string_view> texts;
     absl::flat_hash_set<int64_t> numbers;
+    texts.reserve(pickle_.Items(dict) / 2);
     Pickle::Cursor cursor(pickle_, dict);
     while (const PickleValue* key = cursor.Next()) {
       cursor.Next();

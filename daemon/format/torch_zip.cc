@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <utility>
 #include <vector>
 
+#include "absl/container/flat_hash_map.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -40,7 +40,7 @@ class TorchReader {
   absl::Status Run() {
     absl::StatusOr<ZipDirectory> zip = ZipDirectory::Read(name_, bytes_);
     if (!zip.ok()) return zip.status();
-    members_ = zip->members();
+    members_ = (*std::move(zip)).members();
     if (!FindRoot() || !CheckKind() || !CheckVersion() || !CheckByteOrder()) return status_;
     const ZipMember* data = Find("data.pkl");
     if (data == nullptr) {
@@ -110,22 +110,21 @@ class TorchReader {
                                " is not in a folder: the archive was not written by torch.save"));
     }
     root_ = first.substr(0, slash + 1);
-    std::vector<std::string_view> names;
-    names.reserve(members_.size());
-    for (const ZipMember& member : members_) {
+    numbers_.reserve(members_.size());
+    for (size_t i = 0; i < members_.size(); ++i) {
+      const ZipMember& member = members_[i];
       if (!member.name.starts_with(root_)) {
         return Fail(absl::StrCat("member ", Quoted(member.name), " is not in the folder ",
                                  Quoted(root_), " of the others"));
       }
-      names.push_back(member.name.substr(root_.size()));
+      numbers_.emplace(AsAbsl(member.name.substr(root_.size())), i);
     }
-    table_.emplace(std::move(names));
     return true;
   }
 
   const ZipMember* Find(std::string_view name) const {
-    const std::optional<size_t> number = table_->Find(name);
-    return number.has_value() ? &members_[*number] : nullptr;
+    const auto at = numbers_.find(AsAbsl(name));
+    return at == numbers_.end() ? nullptr : &members_[at->second];
   }
 
   bool CheckKind() {
@@ -198,14 +197,14 @@ class TorchReader {
         return Fail(absl::StrCat("the storage key ", Quoted(key), " is no plain name"));
       }
       record.assign(kData).append(key);
-      const std::optional<size_t> number = table_->Find(record);
-      if (!number.has_value()) {
+      const ZipMember* member = Find(record);
+      if (member == nullptr) {
         return Fail(absl::StrCat("storage ", Quoted(key), " has no member ", Quoted(record)));
       }
-      const PickleStorage*& first = first_of_member_[*number];
+      const PickleStorage*& first = first_of_member_[static_cast<size_t>(member - members_.data())];
       if (first == nullptr) {
         first = &storage;
-        if (!CheckStorageSize(storage, members_[*number])) return false;
+        if (!CheckStorageSize(storage, *member)) return false;
       } else if (first->type->role != storage.type->role ||
                  first->type->dtype != storage.type->dtype || first->count != storage.count) {
         // torch would take the first for both.
@@ -213,7 +212,7 @@ class TorchReader {
                                  AsAbsl(first->type->name), " and as ", storage.count, " of ",
                                  AsAbsl(storage.type->name)));
       }
-      places_.push_back({&storage, &members_[*number]});
+      places_.push_back({&storage, member});
     }
     return true;
   }
@@ -259,7 +258,7 @@ class TorchReader {
       return FailTensor(tensor,
                         absl::StrCat("has ", sizes.size(), " dimensions; the limit is ", kMaxRank));
     }
-    bool fits = tensor.offset.AsInt() >= 0;
+    bool fits = tensor.offset >= 0;
     bool empty = false;
     uint64_t elements = 1;
     uint64_t last = 0;  // The element that lies furthest from the first.
@@ -282,8 +281,8 @@ class TorchReader {
       if (size.bits > 1 && stride.bits != dense) view->row_major = false;
       dense = elements;
     }
-    if (tensor.offset.AsInt() < 0) return FailTensor(tensor, "has a negative offset");
-    const uint64_t first = tensor.offset.bits;
+    if (tensor.offset < 0) return FailTensor(tensor, "has a negative offset");
+    const auto first = static_cast<uint64_t>(tensor.offset);
     if (empty) {
       // No element: torch lets its offset be anything.
       view->row_major = true;
@@ -381,9 +380,9 @@ class TorchReader {
   const uint32_t file_;
   TensorIndex& index_;
   std::vector<ZipMember> members_;
-  std::string_view root_;           // With its slash.
-  std::optional<NameTable> table_;  // Of the names without the root.
-  std::string pickle_file_;         // For errors.
+  std::string_view root_;                                   // With its slash.
+  absl::flat_hash_map<absl::string_view, size_t> numbers_;  // By the name below the root.
+  std::string pickle_file_;                                 // For errors.
   const Pickle* pickle_ = nullptr;
   std::vector<Place> places_;                          // Of each storage of the pickle.
   std::vector<const PickleStorage*> first_of_member_;  // By number of the member.

@@ -16,6 +16,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -36,7 +37,8 @@ class ZipDirectory {
   static absl::StatusOr<ZipDirectory> Read(std::string_view file, std::span<const std::byte> bytes);
 
   // In the order of the central directory.
-  const std::vector<ZipMember>& members() const { return members_; }
+  const std::vector<ZipMember>& members() const& { return members_; }
+  std::vector<ZipMember> members() && { return std::move(members_); }
 
  private:
   explicit ZipDirectory(std::vector<ZipMember> members) : members_(std::move(members)) {}
