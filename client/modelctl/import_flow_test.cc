@@ -128,6 +128,15 @@ TEST_F(ImportFlowTest, KilledInTheMiddleItLeavesNothing) {
   }
 }
 
+TEST_F(ImportFlowTest, ASignalThatIsIgnoredStopsNothing) {
+  const std::string in = Source(256);
+  auto import = StartCommand({"sh", "-c", "trap '' HUP; exec \"$@\"", "sh", MODELCTL_BINARY,
+                              "import", in, "--out", Out("a.safetensors"), "--progress", "json"});
+  ASSERT_TRUE(import->WaitForErr("\"phase\":\"write\""));
+  import->Signal(SIGHUP);
+  EXPECT_EQ(import->Wait().code, 0);
+}
+
 // The memory is the program's own: pages of the source are the page cache's. The limit holds for
 // all of it, of a tensor six times as large.
 TEST_F(ImportFlowTest, MemoryDoesNotGrowWithTheTensor) {

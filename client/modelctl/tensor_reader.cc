@@ -13,6 +13,9 @@
 namespace modelhost::modelctl {
 namespace {
 
+// Of fewer bytes the system call would cost more than the pages.
+constexpr size_t kDropBytes = 1 << 20;
+
 template <size_t kBytes>
 void GatherRow(const std::byte* from, int64_t stride, uint64_t count, std::byte* to) {
   for (uint64_t i = 0; i < count; ++i) {
@@ -165,10 +168,12 @@ std::span<const std::byte> TensorReader::Read(uint64_t first, uint64_t count) {
 void TensorReader::Drop(uint64_t end) {
   if (!decoded_.empty()) return;
   if (!strides_.empty()) {
-    if (end == units_) DropResident(bytes_);
+    if (end == units_ && bytes_.size() >= kDropBytes) DropResident(bytes_);
     return;
   }
-  DropResident(bytes_.subspan(dropped_ * unit_bytes_, (end - dropped_) * unit_bytes_));
+  const uint64_t bytes = (end - dropped_) * unit_bytes_;
+  if (bytes < kDropBytes) return;
+  DropResident(bytes_.subspan(dropped_ * unit_bytes_, bytes));
   dropped_ = end;
 }
 

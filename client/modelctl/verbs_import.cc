@@ -15,6 +15,8 @@ namespace modelhost::modelctl {
 namespace {
 
 constexpr absl::Duration kRedraw = absl::Milliseconds(100);
+// With 100,000 small tensors a look at the signals after each would take longer than they do.
+constexpr absl::Duration kLook = absl::Milliseconds(10);
 
 Outcome<ImportOptions> ParseImport(const ImportFlags& flags) {
   ImportOptions options;
@@ -47,12 +49,11 @@ class ImportProgress {
   ImportProgress(Context& context, const std::string& source)
       : progress_(context.MakeProgress(absl::StrCat("import ", source))) {}
 
-  void Update(const char* phase, uint64_t done, uint64_t total) {
-    const absl::Time now = absl::Now();
+  void Update(absl::string_view phase, uint64_t done, uint64_t total, absl::Time now) {
     const bool same = operation_.phase() == phase;
     if (same && now - last_ < kRedraw && done < total) return;
     last_ = now;
-    operation_.set_phase(phase);
+    operation_.set_phase(std::string(phase));
     operation_.set_bytes_done(done);
     operation_.set_bytes_total(total);
     operation_.set_state(v1::RUNNING);
@@ -127,8 +128,13 @@ Exit Import(Context& context, const ImportFlags& flags) {
   Interrupts interrupts({SIGINT, SIGTERM, SIGHUP});
   ImportProgress progress(context, options->source);
   ImportWatch watch;
+  absl::Time looked = absl::InfinitePast();
   watch.progress = [&](const char* phase, uint64_t done, uint64_t total) {
-    progress.Update(phase, done, total);
+    const absl::Time now = absl::Now();
+    progress.Update(phase, done, total, now);
+    // Before the name is given, always.
+    if (done < total && now - looked < kLook) return true;
+    looked = now;
     return !interrupts.Take();
   };
   watch.note = [&](const std::string& text) {
