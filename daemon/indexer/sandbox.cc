@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
+#include "proto/handle/unique_fd.h"
 
 #ifndef MODELHOST_SANITIZED
 #include <seccomp.h>
@@ -40,7 +41,7 @@ absl::Status LimitCpu(uint64_t seconds) {
 
 }  // namespace
 
-void BreakOut() { (void)::open("/", O_RDONLY | O_CLOEXEC); }
+void BreakOut() { const UniqueFd root(::open("/", O_RDONLY | O_CLOEXEC)); }
 
 #ifdef MODELHOST_SANITIZED
 absl::Status EnterSandbox(const SandboxLimits& limits) {
@@ -75,19 +76,15 @@ absl::Status SetLimits(const SandboxLimits& limits) {
 }
 
 absl::Status LeaveTheDaemonsThings() {
-  const int null = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  if (null < 0) return SystemError("/dev/null");
+  const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
+  if (!null.valid()) return SystemError("/dev/null");
   for (const int standard : {0, 1, 2}) {
-    if (::dup2(null, standard) < 0) return SystemError("dup2");
+    if (::dup2(null.get(), standard) < 0) return SystemError("dup2");
   }
-  ::close(null);
   // The daemon is spared when memory runs out; this is not. Not being able to say so is no reason
   // to stop.
-  const int score = ::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC);
-  if (score >= 0) {
-    (void)!::write(score, "1000", 4);
-    ::close(score);
-  }
+  const UniqueFd score(::open("/proc/self/oom_score_adj", O_WRONLY | O_CLOEXEC));
+  if (score.valid()) (void)!::write(score.get(), "1000", 4);
   return absl::OkStatus();
 }
 

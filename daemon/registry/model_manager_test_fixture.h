@@ -88,8 +88,9 @@ class ManagerTest : public ::testing::Test {
     chunks_ = std::make_unique<ThreadPool>("chunks", 2);
     LoaderOptions loader_options;
     loader_options.memlock = MemlockPolicy::kOff;
-    loader_ = std::make_unique<Loader>(*os_, clock_, *store_, *verified_, *chunks_, regions_,
-                                       *host_, *memlock_, indexer_, index_, machine_, loader_options);
+    loader_ =
+        std::make_unique<Loader>(*os_, clock_, *store_, *verified_, *chunks_, regions_, *host_,
+                                 *memlock_, indexer_, index_, machine_, loader_options);
     pool_ = std::make_unique<ThreadPool>("load", load_threads_);
     short_work_ = std::make_unique<ThreadPool>("work", 2);
     std::vector<std::string> unknown;

@@ -32,7 +32,7 @@ RULES = [
          r"proto/handle/unique_fd\.cc$|client/examples/|" + TESTS),
     Rule("open", CALL + r"(?:open|openat|openat2|creat)\s*\(",
          "files are opened through Os, or at the edge of a client program",
-         r"daemon/platform/|client/(modelctl|src|examples)/|" + TESTS),
+         r"daemon/(platform/|indexer/sandbox\.cc$)|client/(modelctl|src|examples)/|" + TESTS),
     Rule("mmap", CALL + r"(?:mmap|munmap|mremap|mprotect)\s*\(",
          "memory is mapped by proto/handle and Os alone",
          r"proto/handle/(mapping|region)\.cc$|daemon/platform/linux_os\.cc$|" + TESTS),
