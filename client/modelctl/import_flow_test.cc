@@ -151,6 +151,25 @@ TEST_F(ImportFlowTest, MemoryDoesNotGrowWithTheTensor) {
   }
 }
 
+TEST_F(ImportFlowTest, AHundredThousandTensorsFitTheSameMemory) {
+  std::string header = "{";
+  for (int i = 0; i < 100'000; ++i) {
+    header += (i == 0 ? "\"layer." : ",\"layer.") + std::to_string(i) +
+              ".weight\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[" +
+              std::to_string(4 * i) + "," + std::to_string(4 * i + 4) + "]}";
+  }
+  header += "}";
+  std::string head(8, '\0');
+  for (size_t i = 0; i < 8; ++i) head[i] = static_cast<char>(header.size() >> (8 * i) & 0xff);
+  const fs::path in = root_ / "many.safetensors";
+  std::ofstream(in, std::ios::binary) << head << header;
+  fs::resize_file(in, 8 + header.size() + 400'000);
+  const Ended ended = RunIn("ulimit -d 65536 && exec \"$@\"",
+                            {in, "--out", Out("a.safetensors"), "--dtype", "bf16"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_NE(ended.out.find("100000 tensors"), std::string::npos) << ended.out;
+}
+
 TEST_F(ImportFlowTest, AFullDiskLeavesNothing) {
   const std::string in = Source(16);
   ExpectError(RunIn("ulimit -f 4096 && exec \"$@\"", {in, "--out", Out("a.safetensors")}), 5,
