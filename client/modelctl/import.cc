@@ -11,7 +11,6 @@
 #include <string_view>
 #include <system_error>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -178,15 +177,10 @@ class Importer {
       return absl::Status(plan.status().code(),
                           absl::StrCat(options_.source, ": ", plan.status().message()));
     }
-    plan_ = *std::move(plan);
-    for (const std::string& note : plan_.notes) watch_.note(note);
-    for (const PlannedTensor& planned : plan_.tensors) {
-      const TensorInfo tensor = index().at(planned.source);
-      outputs_.push_back({planned.name, planned.to, tensor.shape, planned.nbytes});
-      report_.tensors.push_back({planned.name, std::string(tensor.name), planned.from, planned.to,
-                                 planned.nbytes, 0, 0, 0});
-      total_ += planned.nbytes;
-    }
+    for (const std::string& note : plan->notes) watch_.note(note);
+    report_.tensors = std::move(plan->tensors);
+    report_.errors.resize(report_.tensors.size());
+    for (const PlannedTensor& planned : report_.tensors) total_ += planned.nbytes;
     return absl::OkStatus();
   }
 
@@ -196,7 +190,8 @@ class Importer {
     absl::StatusOr<OutputFile> out = OutputFile::Create(options_.out, options_.replace);
     if (!out.ok()) return out.status();
     absl::Status status = out->Append(std::as_bytes(std::span<const char>(*head)));
-    for (size_t i = 0; status.ok() && i < plan_.tensors.size(); ++i) status = Write(i, *out);
+    *head = std::string();  // Of 100,000 tensors it is 10 MB.
+    for (size_t i = 0; status.ok() && i < report_.tensors.size(); ++i) status = Write(i, *out);
     if (status.ok()) status = out->Sync();
     if (status.ok() && options_.verify) status = Verify(*out);
     // A source that changed explains more than a result that does not fit it.
@@ -212,16 +207,22 @@ class Importer {
 
   absl::StatusOr<std::string> Head() {
     const MetadataSource from{index(), files(), options_.metadata, watch_.note};
+    std::vector<OutputTensor> outputs;
+    outputs.reserve(report_.tensors.size());
+    for (const PlannedTensor& planned : report_.tensors) {
+      outputs.push_back(
+          {planned.name, planned.to, index().at(planned.source).shape, planned.nbytes});
+    }
     if (choices_.target == ImportTarget::kSafetensors) {
-      return SafetensorsHead(outputs_, SafetensorsMetadata(from));
+      return SafetensorsHead(outputs, SafetensorsMetadata(from));
     }
     absl::StatusOr<GgufKeys> keys = GgufMetadata(from, choices_);
     if (!keys.ok()) return keys.status();
-    return GgufHead(*keys, outputs_);
+    return GgufHead(*keys, outputs);
   }
 
   absl::Status Write(size_t i, OutputFile& out) {
-    const PlannedTensor& planned = plan_.tensors[i];
+    const PlannedTensor& planned = report_.tensors[i];
     absl::StatusOr<TensorReader> reader = TensorReader::Open(index(), planned.source, files());
     if (!reader.ok()) return reader.status();
     Recoder recoder(planned);
@@ -244,7 +245,7 @@ class Importer {
         return status;
       }
     }
-    report_.tensors[i].overflowed = recoder.overflowed();
+    report_.errors[i].overflowed = recoder.overflowed();
     if (recoder.overflowed() > 0) {
       watch_.note(absl::StrCat("tensor ", Quoted(planned.name), ": ", recoder.overflowed(),
                                recoder.overflowed() == 1 ? " value is" : " values are", " beyond ",
@@ -274,17 +275,15 @@ class Importer {
     OneFile file(name, mapping->bytes());
     absl::StatusOr<TensorIndex> written = ReadModel(name, file);
     if (!written.ok()) return Broken(AsStd(written.status().message()));
-    if (written->size() != plan_.tensors.size()) return Broken("it has other tensors");
-    absl::flat_hash_map<std::string_view, size_t> by_name;
-    by_name.reserve(written->size());
-    for (size_t i = 0; i < written->size(); ++i) by_name.emplace(written->at(i).name, i);
+    if (written->size() != report_.tensors.size()) return Broken("it has other tensors");
     done_ = 0;
-    for (size_t i = 0; i < plan_.tensors.size(); ++i) {
-      const auto at = by_name.find(plan_.tensors[i].name);
-      if (at == by_name.end()) {
-        return Broken(absl::StrCat("tensor ", Quoted(plan_.tensors[i].name), " is not in it"));
+    for (size_t i = 0; i < report_.tensors.size(); ++i) {
+      // Readers list tensors as the file does, and the file has the plan's order.
+      if (written->at(i).name != report_.tensors[i].name) {
+        return Broken(
+            absl::StrCat("tensor ", Quoted(report_.tensors[i].name), " is not in its place"));
       }
-      if (absl::Status status = Compare(i, *written, at->second, file); !status.ok()) return status;
+      if (absl::Status status = Compare(i, *written, file); !status.ok()) return status;
     }
     report_.verified = true;
     return absl::OkStatus();
@@ -295,10 +294,10 @@ class Importer {
                                             AsAbsl(why), " (nothing was kept; check the disk)"));
   }
 
-  absl::Status Compare(size_t i, const TensorIndex& written, size_t at, FileSource& file) {
-    const PlannedTensor& planned = plan_.tensors[i];
+  absl::Status Compare(size_t i, const TensorIndex& written, FileSource& file) {
+    const PlannedTensor& planned = report_.tensors[i];
     const TensorInfo expected = index().at(planned.source);
-    const TensorInfo found = written.at(at);
+    const TensorInfo found = written.at(i);
     const std::string what = absl::StrCat("tensor ", Quoted(planned.name));
     if (found.dtype != planned.to || !std::equal(found.shape.begin(), found.shape.end(),
                                                  expected.shape.begin(), expected.shape.end())) {
@@ -306,7 +305,7 @@ class Importer {
     }
     absl::StatusOr<TensorReader> source = TensorReader::Open(index(), planned.source, files());
     if (!source.ok()) return source.status();
-    absl::StatusOr<TensorReader> target = TensorReader::Open(written, at, file);
+    absl::StatusOr<TensorReader> target = TensorReader::Open(written, i, file);
     if (!target.ok()) return Broken(AsStd(target.status().message()));
     Recoder recoder(planned);
     uint64_t bytes = 0;  // Compared so far, in the target.
@@ -334,14 +333,14 @@ class Importer {
   }
 
   void Report(size_t i, const Recoder& recoder) {
-    ImportedTensor& tensor = report_.tensors[i];
-    tensor.absolute_error = recoder.absolute_error();
-    tensor.relative_error = recoder.relative_error();
-    if (tensor.absolute_error > report_.absolute_error) {
-      report_.absolute_error = tensor.absolute_error;
-      report_.worst_tensor = tensor.name;
+    ImportErrors& errors = report_.errors[i];
+    errors.absolute = recoder.absolute_error();
+    errors.relative = recoder.relative_error();
+    if (errors.absolute > report_.absolute_error) {
+      report_.absolute_error = errors.absolute;
+      report_.worst_tensor = report_.tensors[i].name;
     }
-    report_.relative_error = std::max(report_.relative_error, tensor.relative_error);
+    report_.relative_error = std::max(report_.relative_error, errors.relative);
   }
 
   absl::Status CheckUnchanged() const {
@@ -368,8 +367,6 @@ class Importer {
   const ImportWatch& watch_;
   ModelSource source_;
   std::vector<FileStamp> stamps_;  // For each of index().files().
-  ImportPlan plan_;
-  std::vector<OutputTensor> outputs_;
   uint64_t total_ = 0;
   uint64_t done_ = 0;
   bool usage_ = false;  // A failure is the command line's.

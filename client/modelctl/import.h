@@ -27,15 +27,10 @@ struct ImportOptions {
 
 // Of one tensor, source against result. For Q8_0 the relative error is in terms of the largest
 // value of the block, otherwise of the value itself. Infinite where a finite value became so.
-struct ImportedTensor {
-  std::string name;
-  std::string source_name;
-  abi::DType from = abi::DType::kInvalid;
-  abi::DType to = abi::DType::kInvalid;
-  uint64_t nbytes = 0;
+struct ImportErrors {
   uint64_t overflowed = 0;  // Finite values that became infinite.
-  double absolute_error = 0;
-  double relative_error = 0;
+  double absolute = 0;
+  double relative = 0;
 };
 
 struct ImportReport {
@@ -43,7 +38,8 @@ struct ImportReport {
   std::string target_format;
   uint64_t bytes = 0;  // Of the file.
   bool verified = false;
-  std::vector<ImportedTensor> tensors;
+  std::vector<PlannedTensor> tensors;
+  std::vector<ImportErrors> errors;  // Of each tensor.
   // Of all tensors; the errors are 0 when not verified.
   double absolute_error = 0;
   double relative_error = 0;

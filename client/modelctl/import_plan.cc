@@ -39,6 +39,7 @@ class Planner {
       : index_(index), choices_(choices) {}
 
   absl::StatusOr<ImportPlan> Run() {
+    plan_.tensors.reserve(index_.size());
     for (size_t i = 0; i < index_.size(); ++i) {
       if (absl::Status status = Consider(i); !status.ok()) return status;
     }
@@ -64,6 +65,7 @@ class Planner {
     planned.to = tensor.dtype;
     if (!choices_.strip_prefix.empty() && absl::StartsWith(planned.name, choices_.strip_prefix)) {
       planned.name.erase(0, choices_.strip_prefix.size());
+      planned.stripped = true;
       ++stripped_;
       if (planned.name.empty()) {
         return absl::InvalidArgumentError(
@@ -188,12 +190,12 @@ class Planner {
 
   // With the widest first and every size a multiple of its elements', each tensor is aligned.
   void Sort() {
-    std::stable_sort(plan_.tensors.begin(), plan_.tensors.end(),
-                     [](const PlannedTensor& a, const PlannedTensor& b) {
-                       const uint64_t a_bits = ElementBits(a.to);
-                       const uint64_t b_bits = ElementBits(b.to);
-                       return std::tie(b_bits, a.name) < std::tie(a_bits, b.name);
-                     });
+    std::sort(plan_.tensors.begin(), plan_.tensors.end(),
+              [](const PlannedTensor& a, const PlannedTensor& b) {
+                const uint64_t a_bits = ElementBits(a.to);
+                const uint64_t b_bits = ElementBits(b.to);
+                return std::tie(b_bits, a.name) < std::tie(a_bits, b.name);
+              });
   }
 
   const TensorIndex& index_;

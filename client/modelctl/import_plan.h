@@ -42,6 +42,7 @@ enum class Recode {
 struct PlannedTensor {
   size_t source = 0;  // Number in the index.
   std::string name;
+  bool stripped = false;  // In the source the prefix stands before it.
   abi::DType from = abi::DType::kInvalid;
   abi::DType to = abi::DType::kInvalid;
   Recode recode = Recode::kCopy;

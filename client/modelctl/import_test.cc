@@ -138,7 +138,7 @@ TEST_F(ImportTest, ConvertsAndMeasures) {
   options_.choices.dtype = abi::DType::kF16;
   ASSERT_EQ(Import("in.safetensors", "f16.safetensors"), ExitCode::kOk) << end_.error;
   EXPECT_TRUE(std::isinf(end_.report.absolute_error));
-  EXPECT_EQ(end_.report.tensors[0].overflowed, 1u);
+  EXPECT_EQ(end_.report.errors[0].overflowed, 1u);
   EXPECT_THAT(notes_, ElementsAre(HasSubstr("tensor 'w': 1 value is beyond F16")));
   options_.verify = false;
   ASSERT_EQ(Import("in.safetensors", "f16-2.safetensors"), ExitCode::kOk);

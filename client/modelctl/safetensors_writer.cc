@@ -12,6 +12,8 @@ namespace modelhost::modelctl {
 namespace {
 
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;
+// Punctuation, words, type and offsets of a tensor.
+constexpr size_t kRoomBesideName = 80;
 constexpr std::string_view kMetadataKey = "__metadata__";
 
 bool HasSafetensorsName(abi::DType dtype) {
@@ -51,7 +53,14 @@ std::string WhyNotInSafetensors(std::string_view name, abi::DType dtype,
 
 absl::StatusOr<std::string> SafetensorsHead(const std::vector<OutputTensor>& tensors,
                                             const std::vector<MetadataItem>& metadata) {
-  std::string head(8, '\0');
+  // A string that grows by doubling would be twice as large for a while.
+  size_t room = 1024;
+  for (const OutputTensor& tensor : tensors) {
+    room += tensor.name.size() + tensor.shape.size() * 8 + kRoomBesideName;
+  }
+  std::string head;
+  head.reserve(room);
+  head.assign(8, '\0');
   head += '{';
   if (!metadata.empty()) {
     AppendJsonString(kMetadataKey, &head);

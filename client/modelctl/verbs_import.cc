@@ -101,16 +101,18 @@ void PrintImportJson(Context& context, const ImportOptions& options, const Impor
   json.Field("worstTensor", report.worst_tensor);
   json.Key("tensors");
   json.BeginArray();
-  for (const ImportedTensor& tensor : report.tensors) {
+  for (size_t i = 0; i < report.tensors.size(); ++i) {
+    const PlannedTensor& tensor = report.tensors[i];
     json.BeginObject();
     json.Field("name", tensor.name);
-    json.Field("source", tensor.source_name);
+    json.Field("source",
+               absl::StrCat(tensor.stripped ? options.choices.strip_prefix : "", tensor.name));
     json.Field("sourceDtype", AsAbsl(abi::DTypeName(tensor.from)));
     json.Field("dtype", AsAbsl(abi::DTypeName(tensor.to)));
     json.Field("nbytes", tensor.nbytes);
-    json.Field("overflowed", tensor.overflowed);
-    error("largestError", tensor.absolute_error);
-    error("largestRelativeError", tensor.relative_error);
+    json.Field("overflowed", report.errors[i].overflowed);
+    error("largestError", report.errors[i].absolute);
+    error("largestRelativeError", report.errors[i].relative);
     json.EndObject();
   }
   json.EndArray();
