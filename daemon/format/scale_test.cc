@@ -167,7 +167,8 @@ TEST_P(ScaleTest, MemoryIsInProportionToTheHeader) {
 TEST_P(ScaleTest, WorkGrowsWithTheTensorsNotWithTheirSquare) {
   const double fewer = SecondsToRead(kFewer);
   const double many = SecondsToRead(kMany);
-  EXPECT_LT(many, 40 * fewer) << many << " s against " << fewer << " s";
+  // Ten times as much leaves the caches and the heap's pages behind; a square would be a hundred.
+  EXPECT_LT(many, 60 * fewer) << many << " s against " << fewer << " s";
 }
 
 std::string FormatOf(const ::testing::TestParamInfo<Make>& info) {
