@@ -105,8 +105,7 @@ TEST_F(SandboxTest, OneThatAbortsEndsAsItself) {
 
 TEST_F(SandboxTest, TimeAndFilesHaveAnEndWithASignalOfItsOwn) {
   EXPECT_EQ(EndOf([] {
-              for (volatile int i = 0;; i = 0) {
-              }
+              while (true) asm volatile("");
             }),
             -SIGXCPU);
   const int file = ::memfd_create("answer", MFD_CLOEXEC);
@@ -124,8 +123,7 @@ TEST_F(SandboxTest, StandardOutputIsNotTheDaemons) {
   const pid_t pid = ::fork();
   if (pid == 0) {
     if (!EnterSandbox(kLimits).ok() || ::write(ends[1], "x", 1) != 1) ::_exit(1);
-    for (volatile int i = 0;; i = 0) {
-    }
+    while (true) asm volatile("");
   }
   char ready = 0;
   ASSERT_EQ(::read(ends[0], &ready, 1), 1);
