@@ -179,7 +179,7 @@ TEST(TensorRtTest, AnotherFormatUnderAPlansNameIsRefusedByItsOwn) {
   EXPECT_THAT(Refusal(SmallSafetensors({"a"}), "m.plan"), HasSubstr("safetensors under the name"));
   EXPECT_THAT(Refusal(GgufBuilder().Build(), "m.trt"), HasSubstr("GGUF under the name"));
   EXPECT_THAT(Refusal("PK\x03\x04" + std::string(60, '\x01')), HasSubstr("PyTorch"));
-  EXPECT_THAT(Refusal("7z\xbc\xaf\x27\x1c" + std::string(60, '\x01')), HasSubstr("7z under"));
+  EXPECT_THAT(Refusal("7z\xbc\xaf\x27\x1c" + std::string(60, '\x01')), HasSubstr("a 7z archive"));
   EXPECT_THAT(Refusal("version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
               HasSubstr("Git LFS pointer"));
   EXPECT_THAT(Refusal("lmgg" + std::string(60, '\x01')), HasSubstr("GGML"));
