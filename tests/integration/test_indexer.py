@@ -22,6 +22,11 @@ class Indexer(Case):
         self.daemon = self.new_daemon(program=daemon, config=config)
         return self.daemon
 
+    def run_once(self, daemon):
+        return subprocess.run(daemon.command(), capture_output=True, text=True, check=False,
+                              timeout=harness.DEADLINE_S, cwd="/", env=harness.environment(),
+                              **harness.as_user(harness.DAEMON))
+
     @smoke
     def test_the_built_program_is_found_and_used(self):
         self.daemon = self.new_daemon()
@@ -29,18 +34,31 @@ class Indexer(Case):
         self.assertIn("event=parsing_isolated", self.daemon.log.read_text())
 
     def test_one_that_gives_no_answer_fails_loads_and_nothing_else(self):
-        self.with_indexer("/bin/false")
+        real = pathlib.Path(harness.PROGRAMS.bin) / "modelhost-indexer"
+        self.with_indexer(real)
+        program = self.folder / "programs" / "modelhost-indexer"
+        # In place: the daemon has the file open.
+        shutil.copyfile("/bin/false", program)
         self.publish("planner", 1)
         result = self.ctl("swap", "planner", "--version", 1, expect=EXIT_OTHER)
         self.assertIn("modelhost-indexer", result.err)
         self.assertIn("status 1", result.err)
         # Nothing is held against the files.
         self.assertEqual(self.version_row("planner", 1)["state"], "FAILED")
-        self.daemon.stop()
-        shutil.copy(pathlib.Path(harness.PROGRAMS.bin) / "modelhost-indexer",
-                    self.folder / "programs" / "modelhost-indexer")
-        self.daemon.start()
+        shutil.copyfile(real, program)
         self.ctl("swap", "planner", "--version", 1)
+
+    def test_one_that_cannot_be_confined_is_not_used_unless_that_is_accepted(self):
+        self.with_indexer("/bin/false")  # It does not die of what is forbidden.
+        self.serve("planner", 1)
+        log = self.daemon.log.read_text()
+        self.assertIn("event=parsing_in_process", log)
+        self.assertIn("cannot be confined", log)
+        self.daemon.stop()
+        self.daemon.config_text = '[load]\nisolate_parsing = "required"\n'
+        done = self.run_once(self.daemon)
+        self.assertEqual(done.returncode, 1, done)
+        self.assertIn("cannot be confined", done.stderr)
 
     def test_an_upgrade_under_a_running_daemon_changes_nothing(self):
         self.with_indexer(pathlib.Path(harness.PROGRAMS.bin) / "modelhost-indexer")
@@ -65,9 +83,7 @@ class Indexer(Case):
         daemon = harness.Daemon(self.folder, wait=False,
                                 program=shutil.copy(harness.PROGRAMS.daemon, folder / "modelhostd"),
                                 config='[load]\nisolate_parsing = "required"\n')
-        done = subprocess.run(daemon.command(), capture_output=True, text=True, check=False,
-                              timeout=harness.DEADLINE_S, cwd="/", env=harness.environment(),
-                              **harness.as_user(harness.DAEMON))
+        done = self.run_once(daemon)
         self.assertEqual(done.returncode, 1, done)
         self.assertIn("modelhost-indexer", done.stderr)
         self.assertIn("isolate_parsing", done.stderr)
