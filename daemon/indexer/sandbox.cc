@@ -6,6 +6,7 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
+#include <array>
 #include <cstdio>
 #include <cstring>
 #include <memory>
@@ -75,6 +76,17 @@ absl::Status SetLimits(const SandboxLimits& limits) {
   return LimitCpu(limits.cpu_seconds);
 }
 
+// As the macros of seccomp.h, which are C.
+scmp_arg_cmp Argument(unsigned number, scmp_compare how, scmp_datum_t first,
+                      scmp_datum_t second = 0) {
+  scmp_arg_cmp wanted{};
+  wanted.arg = number;
+  wanted.op = how;
+  wanted.datum_a = first;
+  wanted.datum_b = second;
+  return wanted;
+}
+
 absl::Status LeaveTheDaemonsThings() {
   const UniqueFd null(::open("/dev/null", O_RDWR | O_CLOEXEC));
   if (!null.valid()) return SystemError("/dev/null");
@@ -110,13 +122,16 @@ absl::Status EnterSandbox(const SandboxLimits& limits) {
         SCMP_SYS(rt_sigprocmask), SCMP_SYS(getpid), SCMP_SYS(gettid)}) {
     allow(call);
   }
-  const int self = ::seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1,
-                                      SCMP_A0(SCMP_CMP_EQ, static_cast<scmp_datum_t>(::getpid())));
+  const scmp_arg_cmp own = Argument(0, SCMP_CMP_EQ, static_cast<scmp_datum_t>(::getpid()));
+  const int self = ::seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, SCMP_SYS(tgkill), 1, &own);
   // Memory, but no file, nothing executable, locked or growing: flags are
   // MAP_PRIVATE|MAP_ANONYMOUS and nothing else.
-  const int memory = ::seccomp_rule_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mmap), 2,
-                                        SCMP_A2(SCMP_CMP_MASKED_EQ, 4 /* PROT_EXEC */, 0),
-                                        SCMP_A3(SCMP_CMP_EQ, 0x22));
+  const std::array<scmp_arg_cmp, 2> wanted = {
+      Argument(2, SCMP_CMP_MASKED_EQ, 4 /* PROT_EXEC */, 0),
+      Argument(3, SCMP_CMP_EQ, 0x22),
+  };
+  const int memory = ::seccomp_rule_add_array(filter, SCMP_ACT_ALLOW, SCMP_SYS(mmap), wanted.size(),
+                                              wanted.data());
   if (self != 0) failed = self;
   if (memory != 0) failed = memory;
   absl::Status status;
