@@ -162,8 +162,11 @@ class Builder {
     repeatable("--exclude", f.exclude, "But not those whose names match; repeatable", "GLOB");
     import->add_option("--strip-prefix", f.strip_prefix, "Taken off the names that begin with it")
         ->type_name("PREFIX");
-    repeatable("--meta", f.metadata, "More metadata (general.architecture=llama); repeatable",
-               "KEY=VALUE");
+    repeatable(
+        "--meta", f.metadata,
+        "More metadata (general.architecture=llama, k:f32=1: KEY:TYPE=VALUE of str u32 i32 u64 f32 "
+        "bool); repeatable",
+        "KEY=VALUE");
     import->add_flag("--verify,!--no-verify", f.verify,
                      "Read the result back and compare it with the source (on)");
     import->add_flag("--force", f.force, "Replace FILE if it exists");

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <spawn.h>
+#include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -71,12 +72,14 @@ Ended Process::Wait() {
   const int limit_ms = static_cast<int>(std::chrono::milliseconds(kLimit).count());
   if (::poll(&entry, 1, limit_ms) != 1) ::kill(pid_, SIGKILL);
   int status = 0;
-  ::waitpid(pid_, &status, 0);
+  rusage usage{};
+  ::wait4(pid_, &status, 0, &usage);
   ended_ = true;
   out_reader_.join();
   err_reader_.join();
   Ended ended;
   ended.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  ended.most_kib = usage.ru_maxrss;
   ended.out = out_text_;
   ended.err = err_text_;
   return ended;

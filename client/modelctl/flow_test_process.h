@@ -4,6 +4,7 @@
 #include <sys/types.h>
 
 #include <condition_variable>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <string>
@@ -18,6 +19,7 @@ struct Ended {
   int code = -1;  // 128 + the signal when one ended it.
   std::string out;
   std::string err;
+  int64_t most_kib = 0;  // Of memory in this process at a time: its own and what it had mapped.
 };
 
 class Process {

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <limits>
 #include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -19,10 +19,12 @@ namespace {
 constexpr size_t kMaxGgufNameBytes = 63;
 constexpr size_t kMaxGgufRank = 4;
 constexpr uint32_t kTypeU32 = 4;
+constexpr uint32_t kTypeI32 = 5;
 constexpr uint32_t kTypeF32 = 6;
 constexpr uint32_t kTypeBool = 7;
 constexpr uint32_t kTypeString = 8;
 constexpr uint32_t kTypeArray = 9;
+constexpr uint32_t kTypeU64 = 10;
 constexpr uint32_t kTypeI64 = 11;
 // Of u8 i8 u16 i16 u32 i32 f32 bool string array u64 i64 f64; 0 where the value tells.
 constexpr std::array<uint64_t, 13> kValueBytes = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
@@ -156,27 +158,70 @@ void GgufKeys::SetU32(const std::string& key, uint32_t value) {
   Set(key, kTypeU32, bytes);
 }
 
-void GgufKeys::SetByLook(const std::string& key, const std::string& value) {
-  int64_t whole = 0;
-  float number = 0;
+template <typename T>
+bool GgufKeys::SetNumber(const std::string& key, uint32_t type, const std::string& value) {
+  T number = 0;
   std::string bytes;
-  if (value == "true" || value == "false") {
-    return Set(key, kTypeBool, std::string(1, value == "true" ? '\1' : '\0'));
+  if constexpr (std::is_floating_point_v<T>) {
+    if (!absl::SimpleAtof(value, &number)) return false;
+    AppendLittle(std::bit_cast<uint32_t>(number), &bytes);
+  } else {
+    if (!absl::SimpleAtoi(value, &number)) return false;
+    AppendLittle(number, &bytes);
   }
-  if (absl::SimpleAtoi(value, &whole)) {
-    if (whole >= 0 && whole <= std::numeric_limits<uint32_t>::max()) {
-      return SetU32(key, static_cast<uint32_t>(whole));
-    }
-    AppendLittle(whole, &bytes);
-    return Set(key, kTypeI64, bytes);
+  Set(key, type, bytes);
+  return true;
+}
+
+bool GgufKeys::SetByLook(const std::string& key, const std::string& value) {
+  const bool text = absl::StartsWith(key, "general.") && key != "general.file_type" &&
+                    key != "general.quantization_version" && !absl::EndsWith(key, ".count");
+  if (text) return SetValue(key, GgufValueType::kText, value);
+  if (SetValue(key, GgufValueType::kBool, value) || SetNumber<uint32_t>(key, kTypeU32, value) ||
+      SetNumber<int64_t>(key, kTypeI64, value)) {
+    return true;
   }
   // "inf", "nan" and the like are names more often than numbers.
   const bool digits = value.find_first_of("0123456789") != std::string::npos;
-  if (digits && absl::SimpleAtof(value, &number)) {
-    AppendLittle(std::bit_cast<uint32_t>(number), &bytes);
-    return Set(key, kTypeF32, bytes);
+  return (digits && SetNumber<float>(key, kTypeF32, value)) ||
+         SetValue(key, GgufValueType::kText, value);
+}
+
+bool GgufKeys::SetValue(const std::string& key, GgufValueType type, const std::string& value) {
+  switch (type) {
+    case GgufValueType::kByLook:
+      return SetByLook(key, value);
+    case GgufValueType::kText:
+      SetText(key, value);
+      return true;
+    case GgufValueType::kU32:
+      return SetNumber<uint32_t>(key, kTypeU32, value);
+    case GgufValueType::kI32:
+      return SetNumber<int32_t>(key, kTypeI32, value);
+    case GgufValueType::kU64:
+      return SetNumber<uint64_t>(key, kTypeU64, value);
+    case GgufValueType::kF32:
+      return SetNumber<float>(key, kTypeF32, value);
+    case GgufValueType::kBool:
+      if (value != "true" && value != "false") return false;
+      Set(key, kTypeBool, std::string(1, value == "true" ? '\1' : '\0'));
+      return true;
   }
-  SetText(key, value);
+  return false;
+}
+
+std::optional<GgufValueType> FindGgufValueType(std::string_view name) {
+  constexpr std::array<std::pair<std::string_view, GgufValueType>, 6> kTypes = {
+      {{"str", GgufValueType::kText},
+       {"u32", GgufValueType::kU32},
+       {"i32", GgufValueType::kI32},
+       {"u64", GgufValueType::kU64},
+       {"f32", GgufValueType::kF32},
+       {"bool", GgufValueType::kBool}}};
+  for (const auto& [known, type] : kTypes) {
+    if (known == name) return type;
+  }
+  return std::nullopt;
 }
 
 std::string GgufHead(const GgufKeys& keys, const std::vector<OutputTensor>& tensors) {

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -23,6 +24,14 @@ inline constexpr uint64_t kGgufAlignment = 32;
 // Empty when a GGUF file can hold such a tensor; else why not.
 std::string WhyNotInGguf(std::string_view name, abi::DType dtype, std::span<const int64_t> shape);
 
+// kByLook: true and false are bools, whole numbers u32 or, where they do not fit, i64, other
+// numbers f32, the rest strings; of general.* only file_type, quantization_version and the counts
+// are numbers, so that a model may be called 2024.
+enum class GgufValueType { kByLook, kText, kU32, kI32, kU64, kF32, kBool };
+
+// "str" "u32" "i32" "u64" "f32" "bool"; nothing for another name.
+std::optional<GgufValueType> FindGgufValueType(std::string_view name);
+
 // The keys of a file: unique, in the order in which they came.
 class GgufKeys {
  public:
@@ -33,14 +42,16 @@ class GgufKeys {
   // These replace a key that is there.
   void SetText(const std::string& key, std::string_view value);
   void SetU32(const std::string& key, uint32_t value);
-  // VALUE of `--meta KEY=VALUE` by its look: true and false are bools, whole numbers u32 or, where
-  // they do not fit, i64, other numbers f32, the rest strings.
-  void SetByLook(const std::string& key, const std::string& value);
+  // False, and nothing set, when `value` is not one of the type.
+  bool SetValue(const std::string& key, GgufValueType type, const std::string& value);
 
   bool Has(const std::string& key) const { return at_.contains(key); }
 
  private:
   friend std::string GgufHead(const GgufKeys&, const std::vector<OutputTensor>&);
+  bool SetByLook(const std::string& key, const std::string& value);
+  template <typename T>
+  bool SetNumber(const std::string& key, uint32_t type, const std::string& value);
   void Set(const std::string& key, uint32_t type, std::string_view bytes);
 
   struct Entry {

@@ -24,7 +24,9 @@
 #include "client/modelctl/recoder.h"
 #include "client/modelctl/safetensors_writer.h"
 #include "client/modelctl/source_reach.h"
+#include "client/modelctl/strided_gather.h"
 #include "client/modelctl/tensor_reader.h"
+#include "client/modelctl/value_check.h"
 #include "daemon/format/text.h"
 
 namespace modelhost::modelctl {
@@ -36,19 +38,28 @@ constexpr uint64_t kPieceBytes = 4 << 20;
 // A conversion has a piece as doubles twice.
 constexpr uint64_t kPieceValues = 256 << 10;
 static_assert(kPieceValues % kQ8BlockValues == 0);
+// A comparison of a view has 16 bytes for each.
+constexpr uint64_t kCheckedUnits = 1 << 20;
+static_assert(kCheckedUnits % kQ8BlockValues == 0);
 
 // The finished file, which may have no name yet, as the readers want it.
-class OneFile : public FileSource {
+class OneFile : public FileSource, public RangeSource {
  public:
-  OneFile(std::string name, std::span<const std::byte> bytes)
-      : name_(std::move(name)), bytes_(bytes) {}
+  OneFile(std::string name, const OutputFile& out, std::span<const std::byte> bytes)
+      : name_(std::move(name)), out_(out), bytes_(bytes) {}
   absl::StatusOr<std::span<const std::byte>> Open(const std::string& name) override {
     if (name == name_) return bytes_;
     return absl::NotFoundError(absl::StrCat(name, ": not a part of the file written"));
   }
 
+  absl::StatusOr<uint64_t> SizeOf(const std::string&) override { return out_.size(); }
+  absl::Status ReadAt(const std::string&, uint64_t offset, std::span<std::byte> to) override {
+    return out_.ReadAt(offset, to);
+  }
+
  private:
   std::string name_;
+  const OutputFile& out_;
   std::span<const std::byte> bytes_;
 };
 
@@ -117,9 +128,14 @@ class Importer {
                                      ": safetensors has no Q8_0 (give --out a name "
                                      "that ends in .gguf)"));
     }
-    for (const auto& [key, value] : options_.metadata) {
-      if (choices_.target == ImportTarget::kGguf && IsReservedGgufKey(key)) {
-        return UsageError(absl::StrCat("--meta ", key, ": the writer decides this key"));
+    GgufKeys tried;
+    for (const AddedKey& added : options_.metadata) {
+      if (choices_.target == ImportTarget::kGguf && IsReservedGgufKey(added.key)) {
+        return UsageError(absl::StrCat("--meta ", added.key, ": the writer decides this key"));
+      }
+      if (!tried.SetValue(added.key, added.type, added.value)) {
+        return UsageError(
+            absl::StrCat("--meta ", added.key, ": ", Quoted(added.value), " is not of its type"));
       }
     }
     return absl::OkStatus();
@@ -180,7 +196,13 @@ class Importer {
     for (const std::string& note : plan->notes) watch_.note(note);
     report_.tensors = std::move(plan->tensors);
     report_.errors.resize(report_.tensors.size());
-    for (const PlannedTensor& planned : report_.tensors) total_ += planned.nbytes;
+    for (const PlannedTensor& planned : report_.tensors) {
+      // Broadcast views can be of any size on paper.
+      if (__builtin_add_overflow(total_, planned.nbytes, &total_)) {
+        return absl::ResourceExhaustedError(absl::StrCat(
+            options_.source, ": its tensors take more bytes than 64 bits count (--exclude some)"));
+      }
+    }
     return absl::OkStatus();
   }
 
@@ -189,13 +211,18 @@ class Importer {
     if (!head.ok()) return head.status();
     absl::StatusOr<OutputFile> out = OutputFile::Create(options_.out, options_.replace);
     if (!out.ok()) return out.status();
-    absl::Status status = out->Append(std::as_bytes(std::span<const char>(*head)));
+    // From here on nothing of the source is mapped: one that is cut is an error, and no signal.
+    files().Unmap();
+    absl::Status status = out->CheckSpace(Due(head->size()));
+    if (status.ok()) status = out->Append(std::as_bytes(std::span<const char>(*head)));
     *head = std::string();  // Of 100,000 tensors it is 10 MB.
     for (size_t i = 0; status.ok() && i < report_.tensors.size(); ++i) status = Write(i, *out);
     if (status.ok()) status = out->Sync();
     if (status.ok() && options_.verify) status = Verify(*out);
-    // A source that changed explains more than a result that does not fit it.
-    if (status.ok() || absl::IsDataLoss(status)) {
+    // A source that changed explains more than a result that does not fit it, or a range that is
+    // not there.
+    if (status.ok() || absl::IsDataLoss(status) || absl::IsAborted(status) ||
+        absl::IsInvalidArgument(status)) {
       if (absl::Status changed = CheckUnchanged(); !changed.ok()) status = changed;
     }
     // The last moment at which a wish to stop leaves nothing behind.
@@ -203,6 +230,14 @@ class Importer {
     if (status.ok()) status = out->Commit();
     report_.bytes = out->size();
     return status;
+  }
+
+  // Bytes of the file, as many as 64 bits count.
+  uint64_t Due(uint64_t head) const {
+    const uint64_t padding =
+        choices_.target == ImportTarget::kGguf ? report_.tensors.size() * kGgufAlignment : 0;
+    uint64_t due = 0;
+    return __builtin_add_overflow(total_, head + padding, &due) ? UINT64_MAX : due;
   }
 
   absl::StatusOr<std::string> Head() {
@@ -229,11 +264,12 @@ class Importer {
     uint64_t wrote = 0;
     for (uint64_t at = 0; at < reader->units();) {
       const uint64_t count = PieceOf(planned, *reader, at);
+      const absl::StatusOr<std::span<const std::byte>> values = reader->Read(at, count);
+      if (!values.ok()) return values.status();
       std::span<const std::byte> piece;
-      if (!recoder.Apply(reader->Read(at, count), &piece)) return CannotQuantize(planned);
+      if (!recoder.Apply(*values, &piece)) return CannotQuantize(planned);
       if (absl::Status status = out.Append(piece); !status.ok()) return status;
       at += count;
-      reader->Drop(at);
       wrote += piece.size();
       if (absl::Status status = Progress("write", done_ + wrote); !status.ok()) return status;
     }
@@ -272,8 +308,9 @@ class Importer {
     absl::StatusOr<ReadOnlyMapping> mapping = out.Map();
     if (!mapping.ok()) return mapping.status();
     const std::string name = fs::path(options_.out).filename().string();
-    OneFile file(name, mapping->bytes());
+    OneFile file(name, out, mapping->bytes());
     absl::StatusOr<TensorIndex> written = ReadModel(name, file);
+    *mapping = ReadOnlyMapping();  // The index is all that is needed of it.
     if (!written.ok()) return Broken(AsStd(written.status().message()));
     if (written->size() != report_.tensors.size()) return Broken("it has other tensors");
     done_ = 0;
@@ -294,7 +331,7 @@ class Importer {
                                             AsAbsl(why), " (nothing was kept; check the disk)"));
   }
 
-  absl::Status Compare(size_t i, const TensorIndex& written, FileSource& file) {
+  absl::Status Compare(size_t i, const TensorIndex& written, RangeSource& file) {
     const PlannedTensor& planned = report_.tensors[i];
     const TensorInfo expected = index().at(planned.source);
     const TensorInfo found = written.at(i);
@@ -308,28 +345,64 @@ class Importer {
     absl::StatusOr<TensorReader> target = TensorReader::Open(written, i, file);
     if (!target.ok()) return Broken(AsStd(target.status().message()));
     Recoder recoder(planned);
+    std::vector<std::byte> collected;
     uint64_t bytes = 0;  // Compared so far, in the target.
     for (uint64_t unit = 0; unit < source->units();) {
-      const uint64_t count = PieceOf(planned, *source, unit);
+      const uint64_t count = std::min(PieceOf(planned, *source, unit), kCheckedUnits);
+      std::span<const std::byte> values;
+      if (expected.strides.empty()) {
+        const absl::StatusOr<std::span<const std::byte>> read = source->Read(unit, count);
+        if (!read.ok()) return read.status();
+        values = *read;
+      } else {
+        // Not by the code that has put them in order.
+        collected.resize(count * source->unit_bytes());
+        const std::string& name = index().files()[expected.file];
+        const absl::Status status = CollectByIndex(
+            files(),
+            {name, expected.offset, source->unit_bytes(), expected.shape, expected.strides}, unit,
+            collected);
+        if (!status.ok()) return status;
+        values = collected;
+      }
       std::span<const std::byte> piece;
-      if (!recoder.Apply(source->Read(unit, count), &piece)) return CannotQuantize(planned);
+      if (!recoder.Apply(values, &piece)) return CannotQuantize(planned);
       const size_t size = target->unit_bytes();
-      const std::span<const std::byte> there = target->Read(bytes / size, piece.size() / size);
-      const auto [mine, other] = std::mismatch(piece.begin(), piece.end(), there.begin());
+      const absl::StatusOr<std::span<const std::byte>> there =
+          target->Read(bytes / size, piece.size() / size);
+      if (!there.ok()) return Broken(AsStd(there.status().message()));
+      const auto [mine, other] = std::mismatch(piece.begin(), piece.end(), there->begin());
       if (mine != piece.end()) {
         return Broken(
             absl::StrCat(what, " differs from byte ", bytes + (mine - piece.begin()), " on"));
       }
+      if (const std::optional<size_t> wrong = FirstWrong(planned, values, *there)) {
+        return Broken(absl::StrCat(what, ": element ", unit + *wrong,
+                                   " is farther from the source's than rounding explains"));
+      }
       recoder.Measure();
       bytes += piece.size();
       unit += count;
-      source->Drop(unit);
-      target->Drop(bytes / size);
       if (absl::Status status = Progress("verify", done_ + bytes); !status.ok()) return status;
     }
     done_ += bytes;
     Report(i, recoder);
     return absl::OkStatus();
+  }
+
+  // By arithmetic of its own, so that a fault of the conversion is not repeated here.
+  static std::optional<size_t> FirstWrong(const PlannedTensor& planned,
+                                          std::span<const std::byte> source,
+                                          std::span<const std::byte> target) {
+    switch (planned.recode) {
+      case Recode::kCopy:
+        return std::nullopt;
+      case Recode::kConvert:
+        return FirstWrongFloat(planned.from, source, planned.to, target);
+      case Recode::kQ8:
+        return FirstWrongQ8(planned.from, source, target);
+    }
+    return std::nullopt;
   }
 
   void Report(size_t i, const Recoder& recoder) {

@@ -1,26 +1,27 @@
 // One import: from a model of any format that is read to a safetensors or GGUF file.
 //
-// The source is mapped and never written. Beside the index, memory is a few pieces of 4 MiB, and
-// for ONNX's typed fields one tensor. The target appears complete, verified and on the disk, or not
+// The source is never written. It is mapped for its index only, and read for the rest: beside the
+// index memory is a few pieces of 4 MiB, for strided views tiles of 16 MiB, and for ONNX's typed
+// fields the field and its tensor. The target appears complete, verified and on the disk, or not
 // at all. Links no gRPC. One thread.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "client/modelctl/exit_codes.h"
+#include "client/modelctl/import_metadata.h"
 #include "client/modelctl/import_plan.h"
 
 namespace modelhost::modelctl {
 
 struct ImportOptions {
   std::string source;
-  std::string out;        // FILE.safetensors or FILE.gguf: the name decides the target.
-  ImportChoices choices;  // But the target, which `out` decides.
-  std::vector<std::pair<std::string, std::string>> metadata;  // To add; counts before the source's.
+  std::string out;                 // FILE.safetensors or FILE.gguf: the name decides the target.
+  ImportChoices choices;           // But the target, which `out` decides.
+  std::vector<AddedKey> metadata;  // Counts before the source's.
   bool verify = true;
   bool replace = false;
 };

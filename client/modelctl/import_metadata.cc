@@ -30,7 +30,7 @@ bool IsCountedList(const TensorIndex& index, std::string_view value) {
 
 std::vector<MetadataItem> SafetensorsMetadata(const MetadataSource& from) {
   std::vector<MetadataItem> items;
-  for (const auto& [key, value] : from.added) items.push_back({key, value});
+  for (const AddedKey& added : from.added) items.push_back({added.key, added.value});
   if (from.index.format() == "torch") items.push_back({"format", "pt"});
   size_t left = 0;
   for (const MetadataItem& item : from.index.metadata()) {
@@ -69,7 +69,11 @@ absl::StatusOr<GgufKeys> GgufMetadata(const MetadataSource& from, const ImportCh
   if (choices.quantize_q8 || choices.dtype.has_value()) {
     keys.SetU32("general.file_type", GgufFileType(choices));
   }
-  for (const auto& [key, value] : from.added) keys.SetByLook(key, value);
+  for (const AddedKey& added : from.added) {
+    if (keys.SetValue(added.key, added.type, added.value)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("--meta ", added.key, ": ", Quoted(added.value), " is not of its type"));
+  }
   if (!keys.Has(kArchitecture)) {
     keys.SetText(kArchitecture, "unknown");
     from.note(

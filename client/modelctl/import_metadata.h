@@ -5,7 +5,6 @@
 
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -15,10 +14,17 @@
 
 namespace modelhost::modelctl {
 
+// Of --meta. Safetensors has text only, whatever the type.
+struct AddedKey {
+  std::string key;
+  std::string value;
+  GgufValueType type = GgufValueType::kByLook;
+};
+
 struct MetadataSource {
   const TensorIndex& index;
   FileSource& files;
-  const std::vector<std::pair<std::string, std::string>>& added;  // Count before the source's.
+  const std::vector<AddedKey>& added;  // Count before the source's.
   const std::function<void(const std::string&)>& note;
 };
 

@@ -258,12 +258,12 @@ TEST(SafetensorsWriterTest, AHeaderThatReadersWouldRefuseIsNotWritten) {
 TEST(GgufWriterTest, TheReaderFindsWhatWasWritten) {
   GgufKeys keys;
   keys.SetText("general.architecture", "llama");
-  keys.SetByLook("a.int", "7");
-  keys.SetByLook("a.big", "-3");
-  keys.SetByLook("a.float", "0.5");
-  keys.SetByLook("a.bool", "true");
-  keys.SetByLook("a.text", "infinite");
-  keys.SetByLook("a.int", "8");
+  EXPECT_TRUE(keys.SetValue("a.int", GgufValueType::kByLook, "7"));
+  EXPECT_TRUE(keys.SetValue("a.big", GgufValueType::kByLook, "-3"));
+  EXPECT_TRUE(keys.SetValue("a.float", GgufValueType::kByLook, "0.5"));
+  EXPECT_TRUE(keys.SetValue("a.bool", GgufValueType::kByLook, "true"));
+  EXPECT_TRUE(keys.SetValue("a.text", GgufValueType::kByLook, "infinite"));
+  EXPECT_TRUE(keys.SetValue("a.int", GgufValueType::kByLook, "8"));
   const std::vector<OutputTensor> tensors = {{"w", DType::kQ8_0, kMatrix, 136},
                                              {"v", DType::kF64, kVector, 24},
                                              {"s", DType::kI8, kScalar, 1}};
@@ -283,6 +283,37 @@ TEST(GgufWriterTest, TheReaderFindsWhatWasWritten) {
     metadata.push_back(item.key + "=" + item.value);
   EXPECT_THAT(metadata, ElementsAre("general.architecture=llama", "a.int=8", "a.big=-3",
                                     "a.float=0.5", "a.bool=true", "a.text=infinite"));
+}
+
+TEST(GgufWriterTest, ATypeThatIsGivenIsTheTypeThatIsWritten) {
+  using testing::Le;
+  const auto written = [](const std::string& key, GgufValueType type, const std::string& value) {
+    GgufKeys keys;
+    if (!keys.SetValue(key, type, value)) return std::string("refused");
+    // Past magic, version, both counts, the key's length and the key; before the padding.
+    const std::string head = GgufHead(keys, {});
+    return head.substr(4 + 4 + 8 + 8 + 8 + key.size());
+  };
+  const auto begins = [](const std::string& text) { return ::testing::StartsWith(text); };
+  EXPECT_THAT(written("llama.rope.freq_base", GgufValueType::kF32, "10000"),
+              begins(Le(6u) + Le(0x461c4000u)));
+  EXPECT_THAT(written("k", GgufValueType::kU32, "7"), begins(Le(4u) + Le(7u)));
+  EXPECT_THAT(written("k", GgufValueType::kI32, "-7"), begins(Le(5u) + Le(~6u)));
+  EXPECT_THAT(written("k", GgufValueType::kU64, "7"), begins(Le(10u) + Le<uint64_t>(7)));
+  EXPECT_THAT(written("k", GgufValueType::kBool, "true"), begins(Le(7u) + "\x01"));
+  const std::string year = Le(8u) + Le<uint64_t>(4) + "2024";
+  EXPECT_THAT(written("k", GgufValueType::kText, "2024"), begins(year));
+  // Text keys stay text, numbers are what they look like.
+  EXPECT_THAT(written("general.name", GgufValueType::kByLook, "2024"), begins(year));
+  EXPECT_THAT(written("general.file_type", GgufValueType::kByLook, "7"), begins(Le(4u) + Le(7u)));
+  EXPECT_THAT(written("general.base_model.count", GgufValueType::kByLook, "1"), begins(Le(4u)));
+  EXPECT_THAT(written("llama.rope.freq_base", GgufValueType::kByLook, "10000"), begins(Le(4u)));
+  for (const auto type : {GgufValueType::kU32, GgufValueType::kI32, GgufValueType::kU64,
+                          GgufValueType::kF32, GgufValueType::kBool}) {
+    EXPECT_EQ(written("k", type, "text"), "refused");
+  }
+  EXPECT_EQ(written("k", GgufValueType::kU32, "4294967296"), "refused");
+  EXPECT_EQ(written("k", GgufValueType::kU64, "-1"), "refused");
 }
 
 TEST(GgufWriterTest, KeysOfAFileAreTakenOverWithTheirTypes) {
@@ -321,96 +352,6 @@ TEST(GgufWriterTest, KeysOfAFileAreTakenOverWithTheirTypes) {
     GgufKeys ignored;
     (void)ignored.CopyFrom("s.gguf", span.first(cut));  // An error or not, but no harm.
   }
-}
-
-// --- Reading tensors in pieces.
-
-TEST(TensorReaderTest, StridedViewsComeOutRowMajorInAnyPieces) {
-  std::string bytes;
-  for (int i = 0; i < 64; ++i) bytes += static_cast<char>(i);
-  struct Case {
-    DType dtype;
-    std::vector<int64_t> shape, strides;
-  };
-  for (const Case& each : std::vector<Case>{{DType::kU8, {4, 3, 2}, {1, 8, 4}},
-                                            {DType::kU16, {2, 3, 4}, {12, 1, 3}},
-                                            {DType::kU32, {5}, {3}},
-                                            {DType::kU8, {3, 4}, {0, 1}},
-                                            {DType::kU64, {2, 2, 1}, {1, 2, 77}},
-                                            {DType::kC128, {2, 2}, {1, 2}}}) {
-    TensorIndex index("torch");
-    index.AddFile("m");
-    TensorInfo info;
-    info.name = "t";
-    info.dtype = each.dtype;
-    info.shape = each.shape;
-    info.strides = each.strides;
-    const size_t unit = abi::FindDType(each.dtype)->bits / 8;
-    uint64_t last = 0;
-    for (size_t i = 0; i < each.shape.size(); ++i) {
-      last += static_cast<uint64_t>((each.shape[i] - 1) * each.strides[i]);
-    }
-    info.nbytes = (last + 1) * unit;
-    index.Add(info);
-    testing::MemoryFiles files;
-    files.Put("m", bytes);
-    // By three loops, with missing dimensions as 1.
-    std::vector<int64_t> shape = each.shape;
-    std::vector<int64_t> strides = each.strides;
-    while (shape.size() < 3) {
-      shape.insert(shape.begin(), 1);
-      strides.insert(strides.begin(), 0);
-    }
-    std::string expected;
-    for (int64_t i = 0; i < shape[0]; ++i) {
-      for (int64_t j = 0; j < shape[1]; ++j) {
-        for (int64_t k = 0; k < shape[2]; ++k) {
-          const auto at = static_cast<size_t>(i * strides[0] + j * strides[1] + k * strides[2]);
-          expected += bytes.substr(at * unit, unit);
-        }
-      }
-    }
-    for (const uint64_t piece : {1, 2, 3, 5, 100}) {
-      auto reader = TensorReader::Open(index, 0, files);
-      ASSERT_TRUE(reader.ok()) << reader.status();
-      std::string got;
-      for (uint64_t at = 0; at < reader->units(); at += piece) {
-        const auto part = reader->Read(at, std::min(piece, reader->units() - at));
-        got.append(reinterpret_cast<const char*>(part.data()), part.size());
-      }
-      EXPECT_EQ(got, expected) << piece;
-    }
-    info.nbytes -= 1;
-    TensorIndex wrong("torch");
-    wrong.AddFile("m");
-    wrong.Add(info);
-    EXPECT_FALSE(TensorReader::Open(wrong, 0, files).ok());
-  }
-}
-
-TEST(TensorReaderTest, WhatDoesNotFitItsFileIsAnError) {
-  testing::MemoryFiles files;
-  files.Put("m", std::string(8, 'x'));
-  const auto open = [&files](DType dtype, std::vector<int64_t> shape, uint64_t offset,
-                             uint64_t nbytes) {
-    TensorIndex index("torch");
-    index.AddFile("m");
-    TensorInfo info;
-    info.name = "t";
-    info.dtype = dtype;
-    info.shape = shape;
-    info.offset = offset;
-    info.nbytes = nbytes;
-    index.Add(info);
-    return TensorReader::Open(index, 0, files).status();
-  };
-  EXPECT_TRUE(open(DType::kU8, {8}, 0, 8).ok());
-  EXPECT_TRUE(open(DType::kU8, {0, INT64_MAX}, 8, 0).ok());
-  EXPECT_FALSE(open(DType::kU8, {8}, 1, 8).ok());
-  EXPECT_FALSE(open(DType::kU8, {8}, UINT64_MAX, 8).ok());
-  EXPECT_FALSE(open(DType::kU16, {8}, 0, 8).ok());
-  EXPECT_FALSE(open(DType::kU16, {INT64_MAX, INT64_MAX}, 0, 8).ok());
-  EXPECT_FALSE(open(DType::kString, {1}, 0, 8).ok());
 }
 
 }  // namespace

@@ -372,7 +372,7 @@ TEST(ImportMetadataTest, PyTorchIsNamedAndAdditionsComeFirst) {
   index.AddFile("m.pt");
   index.AddMetadata("version", "3");
   modelhost::testing::MemoryFiles files;
-  const std::vector<std::pair<std::string, std::string>> added = {{"a", "b"}};
+  const std::vector<AddedKey> added = {{"a", "b"}};
   const std::function<void(const std::string&)> note = [](const std::string&) {};
   const auto items = SafetensorsMetadata({index, files, added, note});
   ASSERT_EQ(items.size(), 3u);

@@ -12,7 +12,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "proto/handle/unique_fd.h"
+#include "client/modelctl/small_file.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -87,7 +87,35 @@ absl::StatusOr<std::span<const std::byte>> OfflineFiles::Open(const std::string&
   return at->second.bytes();
 }
 
+absl::StatusOr<uint64_t> OfflineFiles::SizeOf(const std::string& name) {
+  if (absl::Status status = Turn(name); !status.ok()) return status;
+  return current_.bytes;
+}
+
+absl::Status OfflineFiles::ReadAt(const std::string& name, uint64_t offset,
+                                  std::span<std::byte> to) {
+  if (absl::Status status = Turn(name); !status.ok()) return status;
+  return ReadFully(current_.fd, name, offset, to);
+}
+
+absl::Status OfflineFiles::Turn(const std::string& name) {
+  if (current_.fd.valid() && current_name_ == name) return absl::OkStatus();
+  absl::StatusOr<OpenFile> file = OpenRegular(name);
+  if (!file.ok()) return file.status();
+  current_ = *std::move(file);
+  current_name_ = name;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<ReadOnlyMapping> OfflineFiles::Map(const std::string& name) {
+  absl::StatusOr<OpenFile> file = OpenRegular(name);
+  if (!file.ok()) return file.status();
+  Result<ReadOnlyMapping> mapping = ReadOnlyMapping::MapFile(file->fd, file->bytes);
+  if (!mapping.ok()) return StatusOfError(mapping.error(), name);
+  return *std::move(mapping);
+}
+
+absl::StatusOr<OfflineFiles::OpenFile> OfflineFiles::OpenRegular(const std::string& name) {
   // First a descriptor that opens nothing: no FIFO blocks, no device reacts.
   const UniqueFd place(::open((folder_ + name).c_str(), O_PATH | O_CLOEXEC));
   if (!place.valid()) {
@@ -106,12 +134,9 @@ absl::StatusOr<ReadOnlyMapping> OfflineFiles::Map(const std::string& name) {
   if (error) return StatusOfErrno(error.value(), absl::StrCat(name, ": ", link));
   if (absl::Status status = CheckReach(name, real_path); !status.ok()) return status;
 
-  const UniqueFd file(::open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
+  UniqueFd file(::open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
   if (!file.valid()) return StatusOfErrno(errno, name);
-  Result<ReadOnlyMapping> mapping =
-      ReadOnlyMapping::MapFile(file, static_cast<uint64_t>(info.st_size));
-  if (!mapping.ok()) return StatusOfError(mapping.error(), name);
-  return *std::move(mapping);
+  return OpenFile{std::move(file), static_cast<uint64_t>(info.st_size)};
 }
 
 absl::Status OfflineFiles::CheckReach(const std::string& name, const std::string& real_path) {

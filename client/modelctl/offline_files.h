@@ -4,11 +4,12 @@
 // once. Links are followed as far as source_reach.h says. A main file that the user named himself
 // may lie anywhere, and then its siblings may lie where it really lies. Hard links are fine.
 //
-// Error texts start with the name that was asked for. Not thread-safe. The bytes live as long as
-// this object; truncating a file meanwhile raises SIGBUS in the reader.
+// Error texts start with the name that was asked for. Not thread-safe. The bytes of Open live until
+// Unmap, and truncating a file meanwhile raises SIGBUS in their reader; ReadAt has no such trap.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <span>
 #include <string>
@@ -17,10 +18,12 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "client/modelctl/exit_codes.h"
+#include "client/modelctl/range_source.h"
 #include "client/modelctl/source_reach.h"
 #include "daemon/format/format_reader.h"
 #include "proto/handle/error.h"
 #include "proto/handle/mapping.h"
+#include "proto/handle/unique_fd.h"
 
 namespace modelhost::modelctl {
 
@@ -31,7 +34,7 @@ absl::Status StatusOfError(const Error& error, const std::string& what);
 // descriptors or the like, 6 malformed or refused, 9 no permission, 130 cancelled, 1 anything else.
 ExitCode OfflineExitCode(const absl::Status& status);
 
-class OfflineFiles : public FileSource {
+class OfflineFiles : public FileSource, public RangeSource {
  public:
   enum class Reach {
     kFolder,  // The user named the folder.
@@ -44,12 +47,23 @@ class OfflineFiles : public FileSource {
   //   NOT_FOUND, PERMISSION_DENIED, RESOURCE_EXHAUSTED  from the system
   //   FAILED_PRECONDITION  not a regular file, or a link that leads out of the model
   absl::StatusOr<std::span<const std::byte>> Open(const std::string& name) override;
+  // As Open. The file that was read last stays open.
+  absl::StatusOr<uint64_t> SizeOf(const std::string& name) override;
+  absl::Status ReadAt(const std::string& name, uint64_t offset, std::span<std::byte> to) override;
+  // Ends the life of all that Open gave.
+  void Unmap() { mappings_.clear(); }
 
   // Where a file of the model lies, for the system.
   std::string PathOf(const std::string& name) const { return folder_ + name; }
 
  private:
+  struct OpenFile {
+    UniqueFd fd;
+    uint64_t bytes = 0;
+  };
+  absl::StatusOr<OpenFile> OpenRegular(const std::string& name);
   absl::StatusOr<ReadOnlyMapping> Map(const std::string& name);
+  absl::Status Turn(const std::string& name);
   absl::Status CheckReach(const std::string& name, const std::string& real_path);
 
   std::string folder_;
@@ -57,6 +71,8 @@ class OfflineFiles : public FileSource {
   Reach reach_;
   SourceReach in_reach_;
   std::map<std::string, ReadOnlyMapping> mappings_;
+  std::string current_name_;  // Of current_.
+  OpenFile current_;
 };
 
 // Names of the regular files below `folder`, relative to it, sorted; hidden ones are left out,

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,13 +13,15 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/modelctl/offline_files.h"
+#include "client/modelctl/small_file.h"
 
 namespace modelhost::modelctl {
 namespace {
 
 constexpr size_t kBufferBytes = 1 << 20;
 constexpr size_t kMaxStemBytes = 200;  // Leaves room for what a temporary's name adds.
-constexpr mode_t kMode = 0666;         // Less the umask.
+constexpr int kMostAttempts = 100;
+constexpr mode_t kMode = 0666;  // Less the umask.
 
 absl::Status ExistsError(const std::string& target) {
   return absl::AlreadyExistsError(
@@ -74,12 +77,37 @@ absl::Status OutputFile::OpenTemporary(Temporary how) {
     if (!fd_.valid() && !HasNoTmpfile(errno)) return Failed(folder_);
     fd_.Reset();
   }
+  for (int attempt = 0;; ++attempt) {
+    const std::string path = TemporaryPath(attempt);
+    fd_ = UniqueFd(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, kMode));
+    if (fd_.valid()) {
+      named_ = path;
+      return absl::OkStatus();
+    }
+    if (errno != EEXIST || attempt == kMostAttempts) return Failed(path);
+  }
+}
+
+// A killed process may have left one, and its number come again.
+std::string OutputFile::TemporaryPath(int attempt) const {
   const std::string name = target_.substr(target_.rfind('/') + 1).substr(0, kMaxStemBytes);
   const std::string path = absl::StrCat(folder_, "/.", name, ".partial-", ::getpid());
-  fd_ = UniqueFd(::open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC | O_NOFOLLOW, kMode));
-  if (!fd_.valid()) return Failed(path);
-  named_ = path;
-  return absl::OkStatus();
+  return attempt == 0 ? path : absl::StrCat(path, "-", attempt);
+}
+
+absl::Status OutputFile::CheckSpace(uint64_t bytes) const {
+  struct statvfs system {};
+  // One that does not know its size (some network file systems) is asked byte by byte.
+  if (::fstatvfs(fd_.get(), &system) != 0 || system.f_blocks == 0) return absl::OkStatus();
+  const uint64_t blocks = ::geteuid() == 0 ? system.f_bfree : system.f_bavail;
+  uint64_t free = 0;
+  if (__builtin_mul_overflow(blocks, uint64_t{system.f_frsize}, &free) || bytes <= free) {
+    return absl::OkStatus();
+  }
+  return absl::ResourceExhaustedError(
+      absl::StrCat(target_, ": needs ", bytes, " bytes, and its file system has ", free,
+                   " free: nothing was written (make room, choose another folder, or import less "
+                   "with --only)"));
 }
 
 absl::Status OutputFile::Write(std::span<const std::byte> bytes) {
@@ -134,18 +162,21 @@ absl::StatusOr<ReadOnlyMapping> OutputFile::Map() const {
   return *std::move(mapping);
 }
 
+absl::Status OutputFile::ReadAt(uint64_t offset, std::span<std::byte> to) const {
+  return ReadFully(fd_, target_, offset, to);
+}
+
 // Gives the file that has no name one.
 absl::Status OutputFile::Link() {
-  std::string path = target_;
-  if (replace_) {
-    const std::string name = target_.substr(target_.rfind('/') + 1).substr(0, kMaxStemBytes);
-    path = absl::StrCat(folder_, "/.", name, ".partial-", ::getpid());
+  for (int attempt = 0;; ++attempt) {
+    const std::string path = replace_ ? TemporaryPath(attempt) : target_;
+    if (::linkat(AT_FDCWD, FdPath(fd_).c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) == 0) {
+      if (replace_) named_ = path;
+      return absl::OkStatus();
+    }
+    if (errno == EEXIST && !replace_) return ExistsError(target_);
+    if (errno != EEXIST || attempt == kMostAttempts) return Failed(path);
   }
-  if (::linkat(AT_FDCWD, FdPath(fd_).c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
-    return errno == EEXIST && !replace_ ? ExistsError(target_) : Failed(path);
-  }
-  if (replace_) named_ = path;
-  return absl::OkStatus();
 }
 
 absl::Status OutputFile::Rename() {

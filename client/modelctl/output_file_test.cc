@@ -156,6 +156,34 @@ TEST_P(OutputFileTest, TheFileIsAsOpenAsTheMaskOfTheUserSays) {
   EXPECT_EQ(info.st_mode & 0777, 0640u);
 }
 
+TEST_P(OutputFileTest, WhatAKilledProcessLeftIsNotInTheWay) {
+  const std::string left = ".t.partial-" + std::to_string(::getpid());
+  std::ofstream(Path(left)) << "left";
+  std::ofstream(Path(left + "-1")) << "left";
+  std::ofstream(Path("t")) << "old";
+  auto file = Create("t", true);
+  ASSERT_TRUE(file.ok()) << file.status();
+  ASSERT_TRUE(Append(*file, "new").ok());
+  ASSERT_TRUE(file->Sync().ok());
+  const absl::Status status = file->Commit();
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_EQ(Content("t"), "new");
+  EXPECT_EQ(Content(left), "left");
+  EXPECT_THAT(Entries(), ::testing::UnorderedElementsAre("t", left, left + "-1"));
+}
+
+TEST_P(OutputFileTest, RoomIsAskedForBeforeTheFirstByte) {
+  auto file = Create("t", false);
+  ASSERT_TRUE(file.ok()) << file.status();
+  EXPECT_TRUE(file->CheckSpace(1).ok());
+  for (const uint64_t bytes : {uint64_t{1} << 62, UINT64_MAX}) {
+    const absl::Status status = file->CheckSpace(bytes);
+    EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+    EXPECT_THAT(std::string(status.message()), HasSubstr("t: needs " + std::to_string(bytes) +
+                                                         " bytes, and its file system has "));
+  }
+}
+
 TEST_P(OutputFileTest, LongNamesLeaveRoomForTheTemporary) {
   auto file = Create(std::string(255, 'n'), true);
   ASSERT_TRUE(file.ok()) << file.status();

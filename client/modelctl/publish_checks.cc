@@ -38,6 +38,9 @@ Outcome<std::vector<RequiresSource>> CollectRequirements(Context& context, const
                                                          const Requirements& flags) {
   std::vector<RequiresSource> sources;
   if (!flags.empty()) sources.push_back({"--require", "", flags});
+  if (!files.manifest_requires.empty()) {
+    sources.push_back({"manifest.json", "", files.manifest_requires});
+  }
   SourceFileSource source(files);
   for (const SourceFile& file : files.files) {
     if (!IsRequiresFile(file.path)) continue;

@@ -14,9 +14,9 @@ namespace modelhost::modelctl {
 // --require KEY=VALUE, each key once. kUsage otherwise.
 Outcome<Requirements> ParseRequireFlags(const std::vector<std::string>& flags);
 
-// The flags' and those of the sidecars among `files`. kIntegrity for a malformed sidecar, kConflict
-// when two disagree, or one speaks of a file that is not there. Warns of keys that nothing is
-// compared with.
+// The flags', those of the sidecars among `files`, and those of the version that they are a copy
+// of. kIntegrity for a malformed sidecar, kConflict when two disagree, or one speaks of a file that
+// is not there. Warns of keys that nothing is compared with.
 Outcome<std::vector<RequiresSource>> CollectRequirements(Context& context, const SourceSet& files,
                                                          const Requirements& flags);
 

@@ -7,13 +7,18 @@
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
-#include <fstream>
+#include <optional>
+#include <span>
+#include <string_view>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "client/modelctl/json.h"
 #include "client/modelctl/render.h"
+#include "client/modelctl/small_file.h"
 #include "client/modelctl/source_reach.h"
+#include "daemon/format/byte_reader.h"
+#include "daemon/format/json_reader.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -24,6 +29,7 @@ constexpr int kMaxDepth = 16;
 constexpr size_t kMaxFiles = 100'000;
 // The store writes this file itself.
 constexpr char kManifestName[] = "manifest.json";
+constexpr size_t kMaxManifestBytes = size_t{64} << 20;
 
 Exit Refuse(const fs::path& path, absl::string_view why) {
   return Fail(ExitCode::kIntegrity, absl::StrCat(path.string(), ": ", why));
@@ -40,13 +46,28 @@ absl::string_view KindOf(mode_t mode) {
   return "not a regular file";
 }
 
-// Whether a manifest.json is one of a store: then the folder is a copy of a version.
-bool IsStoreManifest(const fs::path& path) {
-  std::ifstream in(path, std::ios::binary);
-  std::string head(4096, '\0');
-  in.read(head.data(), static_cast<std::streamsize>(head.size()));
-  head.resize(static_cast<size_t>(in.gcount()));
-  return absl::StrContains(head, "\"schema\"") && absl::StrContains(head, "\"digest\"");
+// What the manifest.json of a store requires of the machine; nothing when it is not one of a store.
+// With one the folder is a copy of a version.
+std::optional<Requirements> StoreRequirements(const std::string& text) {
+  ByteReader in(kManifestName, "", std::as_bytes(std::span<const char>(text)));
+  JsonReader json(in);
+  Requirements requirements;
+  bool schema = false;
+  bool digest = false;
+  const bool read = json.Object("the manifest", [&](std::string_view key) {
+    schema |= key == "schema";
+    digest |= key == "digest";
+    if (key != "requires") return json.Skip();
+    return json.Object("requires", [&](std::string_view raw_name) {
+      const std::string name(raw_name);
+      std::string_view value;
+      if (!json.String("a requirement", &value)) return false;
+      requirements[name] = value;
+      return true;
+    });
+  });
+  if (!read || !json.End() || !schema || !digest) return std::nullopt;
+  return requirements;
 }
 
 class Walk {
@@ -107,13 +128,32 @@ class Walk {
       }
     }
     if (in_version == kManifestName) {
-      if (!IsStoreManifest(path)) {
-        return Refuse(path, "the store writes a file of this name itself (rename yours)");
-      }
+      if (Exit exit = Manifest(path); !exit.ok()) return exit;
       set_.skipped.push_back(absl::StrCat(in_version, ": the store writes its own"));
       return Exit::Ok();
     }
     return File(path, in_version);
+  }
+
+  // What its version requires still holds for these bytes, a plan's above all.
+  Exit Manifest(const fs::path& path) {
+    struct stat info;
+    if (::stat(path.c_str(), &info) != 0) return Errno(path, errno);
+    const std::optional<std::string> text = ReadSmallFile(path.string(), kMaxManifestBytes);
+    const std::optional<Requirements> requirements =
+        text.has_value() ? StoreRequirements(*text) : std::nullopt;
+    if (!requirements.has_value()) {
+      return Refuse(
+          path, absl::StrCat(S_ISREG(info.st_mode) ? "" : absl::StrCat(KindOf(info.st_mode), "; "),
+                             "the store writes a file of this name itself (rename yours)"));
+    }
+    for (const auto& [key, value] : *requirements) {
+      if (const absl::Status good = CheckRequirement(key, value); !good.ok()) {
+        return Refuse(path, absl::StrCat("requires ", good.message()));
+      }
+    }
+    set_.manifest_requires = *requirements;
+    return Exit::Ok();
   }
 
   bool Reaches(const fs::path& link) const {

@@ -13,6 +13,7 @@
 
 #include "client/modelctl/exit_code.h"
 #include "daemon/format/format_reader.h"
+#include "daemon/format/requires.h"
 #include "proto/handle/mapping.h"
 #include "proto/handle/unique_fd.h"
 
@@ -28,6 +29,8 @@ struct SourceSet {
   std::vector<SourceFile> files;     // Sorted by path; at least one.
   std::vector<std::string> skipped;  // "NAME: WHY"
   uint64_t bytes = 0;
+  // Of a copy of a version: what the manifest.json that was skipped requires.
+  Requirements manifest_requires;
 };
 
 //   kNotFound   `path` is not there

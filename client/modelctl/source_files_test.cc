@@ -151,6 +151,39 @@ TEST_F(SourceFilesTest, RefusesAManifestThatIsNotTheStores) {
   EXPECT_NE(set.exit().error.find("rename yours"), std::string::npos);
 }
 
+TEST_F(SourceFilesTest, AFifoInPlaceOfASmallFileBlocksNothing) {
+  Write("in/model.gguf", "1");
+  ASSERT_EQ(::mkfifo((root_ / "in/manifest.json").c_str(), 0600), 0);
+  const auto set = Collect();
+  ASSERT_FALSE(set.ok());
+  EXPECT_NE(set.exit().error.find("in/manifest.json: a FIFO"), std::string::npos);
+
+  Write("models--x/blobs/abc", "1234");
+  Write("models--x/snapshots/0f1e/config.json", "{}");
+  fs::create_directories(root_ / "models--x/refs");
+  ASSERT_EQ(::mkfifo((root_ / "models--x/refs/main").c_str(), 0600), 0);
+  const auto cache = CollectSource(root_ / "models--x");
+  ASSERT_TRUE(cache.ok()) << cache.exit().error;
+  EXPECT_EQ(Paths(*cache), std::vector<std::string>{"config.json"});
+}
+
+TEST_F(SourceFilesTest, OfACopyOfAVersionItsRequirementsAreKept) {
+  Write("in/model.engine", "1");
+  Write("in/manifest.json",
+        R"({"schema": 1, "model": "m", "requires": {"tensorrt": "10.3.0"}, "files": [{"a": 1}], )"
+        R"("digest": "ab"})");
+  auto set = Collect();
+  ASSERT_TRUE(set.ok()) << set.exit().error;
+  EXPECT_EQ(set->manifest_requires, (Requirements{{"tensorrt", "10.3.0"}}));
+  // One of which it cannot be known what it requires is no manifest to leave out.
+  for (const char* text : {R"({"schema": 1, "digest": "ab", "requires": {"tensorrt": 10}})",
+                           R"({"schema": 1, "digest": "ab", "requires": {"tensorrt": "ten"}})",
+                           R"({"schema": 1, "digest": "ab", "requires")"}) {
+    Write("in/manifest.json", text);
+    EXPECT_EQ(Collect().exit().code, ExitCode::kIntegrity) << text;
+  }
+}
+
 TEST_F(SourceFilesTest, RefusesNamesThatNoVersionMayHave) {
   Write("in/a\\b.gguf", "1");
   EXPECT_FALSE(Collect().ok());

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
+#include <optional>
 #include <system_error>
 #include <utility>
 
@@ -11,6 +11,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/modelctl/small_file.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -26,32 +27,41 @@ std::string SlashEnded(const fs::path& path) {
   return text;
 }
 
-bool IsFolder(const fs::path& path) {
+// Not a link to one: whoever made the tree chose where its links lead.
+bool IsRealFolder(const fs::path& path) {
   std::error_code error;
-  return fs::is_directory(path, error);
+  return fs::symlink_status(path, error).type() == fs::file_type::directory;
 }
 
 // The blobs/ of the cache that the real folder `real` is, or lies in, a snapshot of; or "".
 std::string BlobsOf(const fs::path& real) {
   for (fs::path at = real; at.has_relative_path(); at = at.parent_path()) {
     if (at.parent_path().filename() != "snapshots") continue;
-    std::error_code error;
-    const fs::path blobs = fs::canonical(at.parent_path().parent_path() / "blobs", error);
-    return error ? "" : SlashEnded(blobs);
+    // No part of `at` is a link, so that without one here this is where the blobs really lie.
+    const fs::path blobs = at.parent_path().parent_path() / "blobs";
+    return IsRealFolder(blobs) ? SlashEnded(blobs) : "";
   }
   return "";
 }
 
 // The snapshot that a file of refs/ names; "" when it names none that is there.
 std::string SnapshotOf(const fs::path& cache, const char* ref) {
-  std::ifstream in(cache / "refs" / ref, std::ios::binary);
-  std::string name(kMaxRefBytes, '\0');
-  in.read(name.data(), static_cast<std::streamsize>(name.size()));
-  name.resize(static_cast<size_t>(std::max<std::streamsize>(in.gcount(), 0)));
+  std::error_code error;
+  const fs::path file = cache / "refs" / ref;
+  if (fs::symlink_status(file, error).type() != fs::file_type::regular) return "";
+  std::string name = ReadSmallFile(file.string(), kMaxRefBytes).value_or("");
   absl::StripAsciiWhitespace(&name);
   const bool plain = !name.empty() && name[0] != '.' && !absl::StrContains(name, '/') &&
                      name.find('\0') == std::string::npos;
-  return plain && IsFolder(cache / "snapshots" / name) ? name : "";
+  return plain && IsRealFolder(cache / "snapshots" / name) ? name : "";
+}
+
+// Whether the user named a snapshot that is nothing but a link: what it leads to is not the
+// cache's.
+bool IsLinkedSnapshot(fs::path path) {
+  if (!path.has_filename()) path = path.parent_path();
+  std::error_code error;
+  return fs::is_symlink(path, error) && path.parent_path().filename() == "snapshots";
 }
 
 }  // namespace
@@ -76,7 +86,12 @@ void SourceReach::Add(const std::string& real_folder) {
 
 absl::StatusOr<std::string> ResolveSnapshot(const std::string& path) {
   const fs::path cache(path);
-  if (!IsFolder(cache / "snapshots") || !IsFolder(cache / "blobs")) return path;
+  if (IsLinkedSnapshot(cache)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": a snapshot of a download cache that is a link (name the folder that ",
+                     "is meant, or download the model again)"));
+  }
+  if (!IsRealFolder(cache / "snapshots") || !IsRealFolder(cache / "blobs")) return path;
   if (const std::string name = SnapshotOf(cache, "main"); !name.empty()) {
     return (cache / "snapshots" / name).string();
   }
@@ -84,7 +99,7 @@ absl::StatusOr<std::string> ResolveSnapshot(const std::string& path) {
   std::error_code error;
   fs::directory_iterator at(cache / "snapshots", error);
   for (; !error && at != fs::directory_iterator(); at.increment(error)) {
-    if (IsFolder(at->path())) names.push_back(at->path().filename().string());
+    if (IsRealFolder(at->path())) names.push_back(at->path().filename().string());
   }
   if (names.size() == 1) return (cache / "snapshots" / names[0]).string();
   if (names.empty()) {

@@ -1,42 +1,16 @@
 #include "client/modelctl/tensor_reader.h"
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "client/modelctl/strided_gather.h"
 #include "daemon/format/onnx_values.h"
 #include "daemon/format/text.h"
 #include "proto/abi/dtype.h"
-#include "proto/handle/mapping.h"
 
 namespace modelhost::modelctl {
 namespace {
-
-// Of fewer bytes the system call would cost more than the pages.
-constexpr size_t kDropBytes = 1 << 20;
-
-template <size_t kBytes>
-void GatherRow(const std::byte* from, int64_t stride, uint64_t count, std::byte* to) {
-  for (uint64_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * kBytes, from + i * static_cast<uint64_t>(stride) * kBytes, kBytes);
-  }
-}
-
-void GatherRow(size_t unit, const std::byte* from, int64_t stride, uint64_t count, std::byte* to) {
-  switch (unit) {
-    case 1:
-      return GatherRow<1>(from, stride, count, to);
-    case 2:
-      return GatherRow<2>(from, stride, count, to);
-    case 4:
-      return GatherRow<4>(from, stride, count, to);
-    case 8:
-      return GatherRow<8>(from, stride, count, to);
-    default:
-      return GatherRow<16>(from, stride, count, to);
-  }
-}
 
 std::string TensorText(const TensorIndex& index, const TensorInfo& tensor) {
   return absl::StrCat(Printable(index.files()[tensor.file]), ": tensor ", Quoted(tensor.name));
@@ -74,12 +48,12 @@ std::optional<uint64_t> ByteCount(abi::DType dtype, std::span<const int64_t> sha
 }
 
 absl::StatusOr<TensorReader> TensorReader::Open(const TensorIndex& index, size_t tensor,
-                                                FileSource& files) {
+                                                RangeSource& files, uint64_t tile_bytes) {
   const TensorInfo info = index.at(tensor);
   const std::string what = TensorText(index, info);
   const std::string& file = index.files()[info.file];
-  absl::StatusOr<std::span<const std::byte>> all = files.Open(file);
-  if (!all.ok()) return all.status();
+  const absl::StatusOr<uint64_t> file_bytes = files.SizeOf(file);
+  if (!file_bytes.ok()) return file_bytes.status();
   const std::optional<uint64_t> bytes = ByteCount(info.dtype, info.shape);
   if (!bytes.has_value()) {
     return absl::UnimplementedError(absl::StrCat(what, " is ", AsAbsl(abi::DTypeName(info.dtype)),
@@ -91,33 +65,44 @@ absl::StatusOr<TensorReader> TensorReader::Open(const TensorIndex& index, size_t
   }
   reader.units_ = *bytes / reader.unit_bytes_;
   if (*bytes == 0) return reader;
+  if (info.offset > *file_bytes || info.nbytes > *file_bytes - info.offset) {
+    return absl::InvalidArgumentError(absl::StrCat(what, " lies outside the file"));
+  }
+  reader.files_ = &files;
+  reader.file_ = file;
+  reader.offset_ = info.offset;
+  reader.tile_bytes_ = tile_bytes;
+  uint64_t there = info.nbytes;
   if (!info.mappable) {
     if (index.format() != "onnx") {
       return absl::UnimplementedError(
           absl::StrCat(what, " cannot be read as values: ", AsAbsl(info.reason)));
     }
-    absl::StatusOr<std::vector<std::byte>> values = DecodeOnnxValues(file, *all, info);
+    std::vector<std::byte> field(info.nbytes);
+    if (absl::Status status = files.ReadAt(file, info.offset, field); !status.ok()) return status;
+    TensorInfo alone = info;
+    alone.offset = 0;
+    absl::StatusOr<std::vector<std::byte>> values = DecodeOnnxValues(file, field, alone);
     if (!values.ok()) return values.status();
-    reader.decoded_ = *std::move(values);
-    reader.bytes_ = reader.decoded_;
-  } else {
-    if (info.offset > all->size() || info.nbytes > all->size() - info.offset) {
-      return absl::InvalidArgumentError(absl::StrCat(what, " lies outside the file"));
-    }
-    reader.bytes_ = all->subspan(info.offset, info.nbytes);
+    reader.bytes_ = *std::move(values);
+    reader.decoded_ = true;
+    there = reader.bytes_.size();
   }
   if (!info.strides.empty()) {
+    if (reader.decoded_) {
+      return absl::UnimplementedError(absl::StrCat(what, " is a view of typed values"));
+    }
     reader.shape_ = info.shape;
     reader.strides_ = info.strides;
     if (absl::Status status = reader.CheckStrides(what, info); !status.ok()) return status;
-  } else if (reader.bytes_.size() != *bytes) {
+  } else if (there != *bytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(what, " has ", reader.bytes_.size(), " bytes where its shape needs ", *bytes));
+        absl::StrCat(what, " has ", there, " bytes where its shape needs ", *bytes));
   }
   return reader;
 }
 
-absl::Status TensorReader::CheckStrides(const std::string& what, const TensorInfo& tensor) {
+absl::Status TensorReader::CheckStrides(const std::string& what, const TensorInfo& tensor) const {
   const abi::DTypeInfo* dtype = abi::FindDType(tensor.dtype);
   if (dtype->bits < 8) {
     return absl::UnimplementedError(
@@ -132,49 +117,35 @@ absl::Status TensorReader::CheckStrides(const std::string& what, const TensorInf
                                    static_cast<uint64_t>(tensor.strides[i]), &reach) &&
            !__builtin_add_overflow(last, reach, &last);
   }
-  if (!fits || last >= bytes_.size() / unit_bytes_) {
+  if (!fits || last >= tensor.nbytes / unit_bytes_) {
     return absl::InvalidArgumentError(absl::StrCat(what, " is a view that leaves its range"));
   }
   return absl::OkStatus();
 }
 
-std::span<const std::byte> TensorReader::Read(uint64_t first, uint64_t count) {
-  if (strides_.empty()) return bytes_.subspan(first * unit_bytes_, count * unit_bytes_);
-  gathered_.resize(count * unit_bytes_);
-  // Where `first` is in the view, then on from there as an odometer counts.
-  std::vector<uint64_t> at(shape_.size());
-  uint64_t rest = first;
-  for (size_t i = shape_.size(); i-- > 0;) {
-    at[i] = rest % static_cast<uint64_t>(shape_[i]);
-    rest /= static_cast<uint64_t>(shape_[i]);
+absl::StatusOr<std::span<const std::byte>> TensorReader::Read(uint64_t first, uint64_t count) {
+  const std::span<const std::byte> all(bytes_);
+  if (decoded_) return all.subspan(first * unit_bytes_, count * unit_bytes_);
+  if (strides_.empty()) {
+    bytes_.resize(count * unit_bytes_);
+    const absl::Status status = count == 0
+                                    ? absl::OkStatus()
+                                    : files_->ReadAt(file_, offset_ + first * unit_bytes_, bytes_);
+    if (!status.ok()) return status;
+    return std::span<const std::byte>(bytes_);
   }
-  const size_t row = shape_.size() - 1;  // A view of rank 0 has no strides.
-  for (uint64_t done = 0; done < count;) {
-    uint64_t unit = 0;
-    for (size_t i = 0; i < at.size(); ++i) unit += at[i] * static_cast<uint64_t>(strides_[i]);
-    const uint64_t run = std::min(count - done, static_cast<uint64_t>(shape_[row]) - at[row]);
-    GatherRow(unit_bytes_, bytes_.data() + unit * unit_bytes_, strides_[row], run,
-              gathered_.data() + done * unit_bytes_);
-    done += run;
-    at[row] += run;
-    for (size_t i = row; i > 0 && at[i] == static_cast<uint64_t>(shape_[i]); --i) {
-      at[i] = 0;
-      ++at[i - 1];
+  if (first < tile_first_ || first + count > tile_first_ + tile_count_) {
+    tile_first_ = first;
+    tile_count_ = std::min(units_ - first, std::max(count, tile_bytes_ / unit_bytes_));
+    bytes_.resize(tile_count_ * unit_bytes_);
+    const StridedView view = {file_, offset_, unit_bytes_, shape_, strides_};
+    if (absl::Status status = GatherStrided(*files_, view, tile_first_, bytes_); !status.ok()) {
+      tile_count_ = 0;
+      return status;
     }
   }
-  return gathered_;
-}
-
-void TensorReader::Drop(uint64_t end) {
-  if (!decoded_.empty()) return;
-  if (!strides_.empty()) {
-    if (end == units_ && bytes_.size() >= kDropBytes) DropResident(bytes_);
-    return;
-  }
-  const uint64_t bytes = (end - dropped_) * unit_bytes_;
-  if (bytes < kDropBytes) return;
-  DropResident(bytes_.subspan(dropped_ * unit_bytes_, bytes));
-  dropped_ = end;
+  return std::span<const std::byte>(bytes_).subspan((first - tile_first_) * unit_bytes_,
+                                                    count * unit_bytes_);
 }
 
 }  // namespace modelhost::modelctl

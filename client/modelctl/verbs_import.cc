@@ -1,4 +1,5 @@
 // import: a model of any format that is read becomes a safetensors or GGUF file. Needs no daemon.
+#include <cmath>
 #include <csignal>
 #include <optional>
 
@@ -38,7 +39,19 @@ Outcome<ImportOptions> ParseImport(const ImportFlags& flags) {
                   absl::StrCat("--meta ", pair, ": not KEY=VALUE (general.architecture=llama)"));
     }
     if (!IsValidUtf8(pair)) return Fail(ExitCode::kUsage, "--meta: not UTF-8");
-    options.metadata.emplace_back(pair.substr(0, equals), pair.substr(equals + 1));
+    AddedKey added = {pair.substr(0, equals), pair.substr(equals + 1)};
+    if (const size_t colon = added.key.rfind(':'); colon != std::string::npos) {
+      const auto type = FindGgufValueType(absl::string_view(added.key).substr(colon + 1).data());
+      if (!type.has_value() || colon == 0) {
+        return Fail(ExitCode::kUsage,
+                    absl::StrCat("--meta ", pair,
+                                 ": what follows the last colon of a key is its "
+                                 "type: str, u32, i32, u64, f32 or bool (KEY:TYPE=VALUE)"));
+      }
+      added.type = *type;
+      added.key.resize(colon);
+    }
+    options.metadata.push_back(std::move(added));
   }
   return options;
 }
@@ -87,13 +100,15 @@ void PrintImportJson(Context& context, const ImportOptions& options, const Impor
   json.Field("bytes", report.bytes);
   json.Field("tensorCount", uint64_t{report.tensors.size()});
   json.Field("verified", report.verified);
-  // Errors that were not measured are null.
+  // Errors that were not measured are null; JSON has no number for infinite ones.
   const auto error = [&json, &report](absl::string_view key, double value) {
     json.Key(key);
-    if (report.verified) {
-      json.Seconds(value);
-    } else {
+    if (!report.verified) {
       json.Null();
+    } else if (std::isinf(value)) {
+      json.String("inf");
+    } else {
+      json.Seconds(value);
     }
   };
   error("largestError", report.absolute_error);

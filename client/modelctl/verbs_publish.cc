@@ -20,7 +20,7 @@ struct Goal {
   std::string model;
   uint64_t version = 0;
   std::string label;
-  Requirements requirements;  // Of --require.
+  Requirements requirements;  // Of --require, and of the version that is copied.
   std::string Name() const { return absl::StrCat(model, "@", version); }
 };
 
@@ -274,7 +274,7 @@ void PrintPublished(Context& context, const Goal& goal, const Published& publish
 }  // namespace
 
 Exit Publish(Context& context, const PublishFlags& flags) {
-  const Outcome<Goal> goal = ParseGoal(flags);
+  Outcome<Goal> goal = ParseGoal(flags);
   if (!goal.ok()) return goal.exit();
   const std::string what = absl::StrCat("publish ", goal->Name());
   const Outcome<SourceSet> files = CollectSource(flags.path);
@@ -285,6 +285,8 @@ Exit Publish(Context& context, const PublishFlags& flags) {
   }
   const auto required = CollectRequirements(context, *files, goal->requirements);
   if (!required.ok()) return required.exit();
+  // They agree, or it would have ended here.
+  goal->requirements.insert(files->manifest_requires.begin(), files->manifest_requires.end());
   if (flags.dry_run) return DryRun(context, *goal, *files, *required, what);
   // A store may hold what cannot be served, and the daemon judges; but nobody should learn of it
   // at the swap only.
