@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -115,7 +116,7 @@ TEST_F(ChildProcessTest, OneThatIsNotWaitedForIsTakenAwayLater) {
   LateChildren late;
   late.Keep(*std::move(child));
   const absl::Time end = absl::Now() + absl::Seconds(20);
-  while (late.Reap() > 0 && absl::Now() < end) ::usleep(1000);
+  while (late.Reap() > 0 && absl::Now() < end) std::this_thread::yield();
   EXPECT_EQ(late.Reap(), 0u);
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD);
