@@ -252,7 +252,7 @@ absl::Status App::Impl::Build() {
   manager_options.own_uid = uid;
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
-                         *verified, *host, *memlock, *catalogue, state.dir, *access},
+                         *verified, *host, *memlock, *catalogue, state.dir, *access, machine},
       manager_options, *labels);
   broker = std::make_unique<HandleBroker>(
       HandleBroker::Deps{*loop, *pool, *open_pool, closer, *manager, *catalogue, clock},
@@ -391,7 +391,11 @@ void App::Impl::Reload() {
   if (options.config_path.empty()) {
     logger.Write(LogLevel::kInfo,
                  LogLine("reload").Add("note", "no configuration file; the store is read again"));
-    manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) { EndReload(); });
+    machine.Forget();
+    manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
+      if (!stopping) manager->ReviewServed();
+      EndReload();
+    });
     return;
   }
   pool->Post([this] {
@@ -416,6 +420,7 @@ void App::Impl::TakeConfig(const absl::StatusOr<Config>& config) {
                  LogLine("reload")
                      .Add("changed", "models,machine")
                      .Add("needs_restart", "memory, load, device, metrics, access"));
+    if (!stopping) manager->ReviewServed();
     EndReload();
   });
 }

@@ -6,11 +6,13 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "daemon/app.h"
 #include "daemon/platform/machine_probe.h"
 #include "daemon/platform/sigbus_guard.h"
@@ -87,11 +89,17 @@ int Fail(int code, const std::string& text) {
 }
 
 // A driver that hangs must not leave a process behind, whatever became of the one that waits.
-int Probe() {
+// `answer`: not stdout, where a driver may write what it likes.
+int Probe(int answer, bool with_driver) {
   ::alarm(kProbeSeconds);
-  ProbeMachine([](const std::string& text) {
-    std::fputs(text.c_str(), stdout);
-    std::fflush(stdout);
+  ProbeMachine(with_driver, [answer](const std::string& text) {
+    absl::string_view rest = text;
+    while (!rest.empty()) {
+      const ssize_t wrote = ::write(answer, rest.data(), rest.size());
+      if (wrote < 0 && errno == EINTR) continue;
+      if (wrote <= 0) ::_exit(1);
+      rest.remove_prefix(static_cast<size_t>(wrote));
+    }
   });
   // Without the driver's own ways to end a process.
   ::_exit(0);
@@ -108,6 +116,10 @@ int Main(int argc, char** argv) {
   bool check = false;
   CLI::App* probe = cli.add_subcommand(
       "probe-machine", "Print what versions may be bound to: platform, TensorRT, GPUs, driver");
+  int answer = STDOUT_FILENO;
+  bool no_driver = false;
+  probe->add_option("--answer", answer, "Number of the open descriptor to write to");
+  probe->add_flag("--no-driver", no_driver, "Do not ask the CUDA driver");
   cli.add_option("--config", config_path, "Configuration file (modelhostd.toml)");
   cli.add_option("--store", store, "Where the models are kept");
   cli.add_option("--state", state, "Where labels and records are kept");
@@ -124,7 +136,7 @@ int Main(int argc, char** argv) {
     return Fail(2, absl::StrCat(error.what(), " (modelhostd --help)"));
   }
 
-  if (probe->parsed()) return Probe();
+  if (probe->parsed()) return Probe(answer, !no_driver);
   AppOptions options;
   options.config = DefaultConfig();
   if (!config_path.empty()) {

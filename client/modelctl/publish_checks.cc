@@ -42,8 +42,17 @@ Outcome<std::vector<RequiresSource>> CollectRequirements(Context& context, const
     sources.push_back({"manifest.json", "", files.manifest_requires});
   }
   SourceFileSource source(files);
+  size_t sidecars = 0;
   for (const SourceFile& file : files.files) {
     if (!IsRequiresFile(file.path)) continue;
+    if (++sidecars > kMostRequiresFiles) {
+      return FromStatus(
+          absl::InvalidArgumentError(absl::StrCat(
+              "more than ", kMostRequiresFiles,
+              " files that say what the version requires (say what is the same for all files in "
+              "one requires.json)")),
+          file.path);
+    }
     const auto bytes = source.Open(file.path);
     if (!bytes.ok()) return FromStatus(bytes.status(), file.path);
     auto requirements = ParseRequires(file.path, *bytes);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -21,6 +23,7 @@ constexpr std::string_view kRequiresEnding = ".requires.json";
 constexpr size_t kMaxKeyBytes = 64;
 constexpr size_t kMaxValueBytes = 256;
 constexpr size_t kMaxVersionParts = 4;
+constexpr size_t kMostNamed = 3;  // Of the keys that nothing is compared with.
 constexpr std::array<std::string_view, 4> kKnownKeys = {kNeedsTensorRt, kNeedsComputeCapability,
                                                         kNeedsPlatform, kNeedsCudaDriver};
 
@@ -103,6 +106,23 @@ absl::Status CheckDriver(std::string_view value) {
   return BadValue(kNeedsCudaDriver, value, "write the lowest CUDA version, as \"12.4\"");
 }
 
+// "8.7" of "08.7", as it is compared.
+std::string Canonical(const std::string& version_text) {
+  const auto version = ParseVersionText(version_text);
+  if (!version.has_value()) return version_text;
+  return absl::StrCat(absl::StrJoin(version->parts, "."), version->or_newer ? "+" : "");
+}
+
+bool SameRequirement(std::string_view key, const std::string& a, const std::string& b) {
+  if (a == b || !IsKnownRequirement(key)) return a == b;
+  const auto items = [](const std::string& text) {
+    std::set<std::string> all;
+    for (const std::string& item : SplitList(text)) all.insert(Canonical(item));
+    return all;
+  };
+  return items(a) == items(b);
+}
+
 }  // namespace
 
 bool IsKnownRequirement(std::string_view key) {
@@ -179,6 +199,9 @@ absl::StatusOr<Requirements> ParseRequires(std::string_view name,
     }
     if (!found.emplace(key, value).second)
       return in.Fail(absl::StrCat(Quoted(key), " is there twice"));
+    if (found.size() > kMostRequirements) {
+      return in.Fail(absl::StrCat("more than ", kMostRequirements, " keys"));
+    }
     return true;
   });
   if (!read || !json.End()) return in.status();
@@ -186,18 +209,31 @@ absl::StatusOr<Requirements> ParseRequires(std::string_view name,
 }
 
 absl::Status CheckAgreement(std::span<const RequiresSource> sources) {
-  for (const RequiresSource& a : sources) {
-    for (const RequiresSource& b : sources) {
-      if (&a >= &b) continue;
-      const bool of_one = a.subject.empty() || b.subject.empty() || a.subject == b.subject;
-      if (!of_one) continue;
-      for (const auto& [key, value] : a.requirements) {
-        const auto other = b.requirements.find(key);
-        if (other == b.requirements.end() || other->second == value) continue;
-        return absl::FailedPreconditionError(
-            absl::StrCat(Printable(key), ": is ", Quoted(value), " in ", Printable(a.where),
-                         " and ", Quoted(other->second), " in ", Printable(b.where),
-                         " (publish it under a new number with the one that is right)"));
+  // By key, and by file ("": the whole version) who said something of it first.
+  std::map<std::pair<std::string_view, std::string_view>, const RequiresSource*> said;
+  const auto check = [](const RequiresSource& first, const RequiresSource& second,
+                        const std::string& key) -> absl::Status {
+    const std::string& a = first.requirements.at(key);
+    const std::string& b = second.requirements.at(key);
+    if (SameRequirement(key, a, b)) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        absl::StrCat(Printable(key), ": is ", Quoted(a), " in ", Printable(first.where), " and ",
+                     Quoted(b), " in ", Printable(second.where),
+                     " (publish it under a new number with the one that is right)"));
+  };
+  // What is said of the whole version first: it is compared with what is said of any file.
+  for (const bool of_all : {true, false}) {
+    for (const RequiresSource& source : sources) {
+      if (source.subject.empty() != of_all) continue;
+      for (const auto& [key, value] : source.requirements) {
+        const auto [mine, first] = said.try_emplace({key, source.subject}, &source);
+        const auto all = said.find({key, ""});
+        if (!first) {
+          if (auto same = check(*mine->second, source, key); !same.ok()) return same;
+        }
+        if (!of_all && all != said.end()) {
+          if (auto same = check(*all->second, source, key); !same.ok()) return same;
+        }
       }
     }
   }
@@ -207,12 +243,16 @@ absl::Status CheckAgreement(std::span<const RequiresSource> sources) {
 std::vector<std::string> UnknownRequirements(std::span<const RequiresSource> sources) {
   std::vector<std::string> texts;
   for (const RequiresSource& source : sources) {
+    std::vector<std::string> some;
+    size_t count = 0;
     for (const auto& [key, value] : source.requirements) {
       if (IsKnownRequirement(key)) continue;
-      texts.push_back(absl::StrCat(Printable(source.where), ": requires ", Quoted(key), " = ",
-                                   Quoted(value), ", which is compared with nothing (known are ",
-                                   KnownRequirements(), ")"));
+      if (++count <= kMostNamed) some.push_back(absl::StrCat(Quoted(key), " = ", Quoted(value)));
     }
+    if (count == 0) continue;
+    if (count > kMostNamed) some.push_back(absl::StrCat(count - kMostNamed, " more"));
+    texts.push_back(absl::StrCat(Printable(source.where), ": requires ", absl::StrJoin(some, ", "),
+                                 ", compared with nothing (known are ", KnownRequirements(), ")"));
   }
   return texts;
 }

@@ -1,6 +1,7 @@
 // What a version needs of the machine that is to run it: keys and values, from its manifest
 // ("requires") and from sidecars ("requires.json" for the whole version, "x.engine.requires.json"
-// for x.engine: a JSON object of strings, at most kMaxRequiresBytes).
+// for x.engine: a JSON object of strings). A sidecar has at most kMaxRequiresBytes and
+// kMostRequirements keys, a version at most kMostRequiresFiles of them.
 //
 //   tensorrt            "10.3.0" that very version, patch level too; "8.6+" or "8.6.1+" that or a
 //                       newer one, for engines built version-compatible (8.6 was the first)
@@ -30,6 +31,8 @@ using Requirements = std::map<std::string, std::string>;
 
 inline constexpr char kRequiresName[] = "requires.json";
 inline constexpr uint64_t kMaxRequiresBytes = uint64_t{64} << 10;
+inline constexpr size_t kMostRequirements = 64;
+inline constexpr size_t kMostRequiresFiles = 64;
 inline constexpr char kNeedsTensorRt[] = "tensorrt";
 inline constexpr char kNeedsComputeCapability[] = "compute_capability";
 inline constexpr char kNeedsPlatform[] = "platform";
@@ -64,9 +67,9 @@ struct RequiresSource {
   Requirements requirements;
 };
 // FAILED_PRECONDITION showing both values, when two that speak of the same file say different
-// things.
+// things: "8.7,8.9" and "8.9, 8.7" are the same.
 absl::Status CheckAgreement(std::span<const RequiresSource> sources);
-// Keys that nothing is compared with, one text each.
+// Keys that nothing is compared with: one text for each source that has some, with a few of them.
 std::vector<std::string> UnknownRequirements(std::span<const RequiresSource> sources);
 // Whether something says where the plan `file` may run.
 bool IsBound(std::span<const RequiresSource> sources, std::string_view file);

@@ -1,6 +1,8 @@
 #include "daemon/format/requires.h"
 
+#include <ctime>
 #include <string>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -136,6 +138,55 @@ TEST(RequiresTest, SourcesThatSpeakOfOneFileMustAgree) {
   EXPECT_FALSE(IsBound(std::vector{note}, "b.engine"));
   EXPECT_THAT(UnknownRequirements(std::vector{note, manifest}),
               ElementsAre(HasSubstr("'made_by'")));
+}
+
+TEST(RequiresTest, OneValueWrittenInTwoWaysIsOneValue) {
+  const auto text = [](const char* key, const char* a, const char* b) {
+    const std::vector<RequiresSource> sources = {{"manifest.json", "", {{key, a}}},
+                                                 {"a.requires.json", "a", {{key, b}}}};
+    return std::string(CheckAgreement(sources).message());
+  };
+  EXPECT_EQ(text("compute_capability", "8.7,8.9", "8.9 , 8.7"), "");
+  EXPECT_EQ(text("compute_capability", "8.7", "08.7"), "");
+  EXPECT_NE(text("compute_capability", "8.7", "8.7+"), "");
+  EXPECT_NE(text("compute_capability", "8.7,8.9", "8.7"), "");
+  EXPECT_NE(text("made_by", "a,b", "b,a"), "");  // Nothing is known of it.
+}
+
+TEST(RequiresTest, ASidecarHasSoManyKeysAndNoMore) {
+  const auto with = [](size_t keys) {
+    std::string text = "{";
+    for (size_t i = 0; i < keys; ++i) {
+      text += (i == 0 ? "" : ",") + ("\"k" + std::to_string(i)) + "\":\"v\"";
+    }
+    return RefusalOf(text + "}");
+  };
+  EXPECT_EQ(with(kMostRequirements), "accepted");
+  EXPECT_THAT(with(kMostRequirements + 1),
+              AllOf(HasSubstr("m.engine.requires.json"), HasSubstr("more than 64 keys")));
+}
+
+TEST(RequiresTest, OneWarningNamesAFewOfManyUnknownKeys) {
+  RequiresSource source{"requires.json", "", {{"tensorrt", "10.3.0"}}};
+  for (int i = 0; i < 50; ++i) source.requirements["k" + std::to_string(i)] = "v";
+  const auto texts = UnknownRequirements(std::vector{source});
+  ASSERT_THAT(texts, ElementsAre(AllOf(HasSubstr("'k0' = 'v'"), HasSubstr("47 more"))));
+  EXPECT_LT(texts[0].size(), 300u);
+}
+
+// Quadratic, this would compare 200 million pairs.
+TEST(RequiresTest, AgreementOfManySourcesTakesTimeInProportion) {
+  std::vector<RequiresSource> sources;
+  for (int i = 0; i < 20'000; ++i) {
+    const std::string file = "f" + std::to_string(i);
+    sources.push_back({file + ".requires.json", file, {{"tensorrt", "10.3.0"}}});
+  }
+  const std::clock_t begin = std::clock();
+  EXPECT_TRUE(CheckAgreement(sources).ok());
+  EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 2.0);
+  sources.push_back({"f7.again", "f7", {{"tensorrt", "8.6.1"}}});
+  EXPECT_THAT(std::string(CheckAgreement(sources).message()),
+              AllOf(HasSubstr("f7.requires.json"), HasSubstr("f7.again")));
 }
 
 }  // namespace

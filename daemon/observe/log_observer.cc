@@ -36,7 +36,9 @@ const char* LeaseChangeName(LeaseChange change) {
 
 void LogObserver::OnVersion(const VersionSnapshot& version) {
   if (!version.invalid.empty() && version.key.version == 0) return;  // OnScan counts these.
-  const Seen now{version.phase, version.health, version.health_reason, version.invalid};
+  // Loaded, and not handed out any more.
+  const bool refused = version.phase == Phase::kReady && !version.error.ok();
+  const Seen now{version.phase, version.health, version.health_reason, version.invalid, refused};
   auto [it, added] = versions_.try_emplace(version.key, now);
   if (!added) {
     if (it->second == now) return;
@@ -49,7 +51,7 @@ void LogObserver::OnVersion(const VersionSnapshot& version) {
   }
   if (!version.invalid.empty()) line.Add("invalid", version.invalid);
   line.AddError(version.error);
-  const bool bad = version.health != Health::kOk || !version.invalid.empty() ||
+  const bool bad = version.health != Health::kOk || refused || !version.invalid.empty() ||
                    version.phase == Phase::kQuarantined ||
                    (version.phase == Phase::kFailed && !absl::IsCancelled(version.error));
   logger_.Write(bad ? LogLevel::kWarning : LogLevel::kInfo, line);

@@ -50,6 +50,7 @@ class LogObserver final : public Observer {
     Health health = Health::kOk;
     HealthReason reason = HealthReason::kNone;
     std::string invalid;
+    bool refused = false;
     friend bool operator==(const Seen&, const Seen&) = default;
   };
 

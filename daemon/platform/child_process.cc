@@ -15,17 +15,18 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/platform/errno_status.h"
 
+extern char** environ;
+
 namespace modelhost {
 namespace {
 
 constexpr absl::Duration kGoOnInterval = absl::Milliseconds(20);
-constexpr int kKillPatienceMs = 1000;
 constexpr int kIdOfPidfd = 3;  // P_PIDFD, Linux 5.4.
 
 // What posix_spawn is told, freed at the end.
 class SpawnPlan {
  public:
-  SpawnPlan() {
+  explicit SpawnPlan(bool quiet) {
     ::posix_spawn_file_actions_init(&actions_);
     ::posix_spawnattr_init(&attributes_);
     sigset_t none;
@@ -40,6 +41,8 @@ class SpawnPlan {
         &attributes_, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
     error_ = ::posix_spawn_file_actions_addopen(&actions_, 0, "/dev/null", O_RDWR, 0);
     Give(0, 1);
+    // What a program of ours says on stderr is for the daemon's log; libraries of others talk more.
+    if (quiet) Give(0, 2);
   }
   ~SpawnPlan() {
     ::posix_spawn_file_actions_destroy(&actions_);
@@ -50,14 +53,13 @@ class SpawnPlan {
   void Give(int fd, int as) {
     if (error_ == 0) error_ = ::posix_spawn_file_actions_adddup2(&actions_, fd, as);
   }
-  int Spawn(const std::string& path, const std::string& name, const std::string& argument,
+  int Spawn(const std::string& path, std::vector<std::string> words, char** environment,
             pid_t* pid) {
     if (error_ != 0) return error_;
-    std::string first = name;
-    std::string second = argument;
-    char* arguments[] = {first.data(), second.data(), nullptr};
-    char* environment[] = {nullptr};
-    return ::posix_spawn(pid, path.c_str(), &actions_, &attributes_, arguments, environment);
+    std::vector<char*> arguments;
+    for (std::string& word : words) arguments.push_back(word.data());
+    arguments.push_back(nullptr);
+    return ::posix_spawn(pid, path.c_str(), &actions_, &attributes_, arguments.data(), environment);
   }
 
  private:
@@ -68,18 +70,23 @@ class SpawnPlan {
 
 }  // namespace
 
-absl::StatusOr<ChildProcess> ChildProcess::Start(const UniqueFd& program, const std::string& name,
+absl::StatusOr<ChildProcess> ChildProcess::Start(const UniqueFd& file, const ChildProgram& program,
                                                  const std::vector<const UniqueFd*>& descriptors) {
   // Numbers above all that are copied from: a copy must not cover the next one's source.
-  int first = std::max(program.get(), 2) + 1;
+  int first = std::max(file.get(), 2) + 1;
   for (const UniqueFd* fd : descriptors) first = std::max(first, fd->get() + 1);
-  SpawnPlan plan;
+  const std::string& name = program.name;
+  SpawnPlan plan(program.quiet);
   for (size_t i = 0; i < descriptors.size(); ++i) {
     plan.Give(descriptors[i]->get(), first + static_cast<int>(i));
   }
   pid_t pid = -1;
-  const int error =
-      plan.Spawn(absl::StrCat("/proc/self/fd/", program.get()), name, absl::StrCat(first), &pid);
+  std::vector<std::string> words = {name};
+  words.insert(words.end(), program.arguments.begin(), program.arguments.end());
+  words.push_back(absl::StrCat(first));
+  char* none[] = {nullptr};
+  const int error = plan.Spawn(absl::StrCat("/proc/self/fd/", file.get()), std::move(words),
+                               program.keep_environment ? environ : none, &pid);
   if (error == EBADF) {  // A number at or above RLIMIT_NOFILE.
     return absl::ResourceExhaustedError(
         absl::StrCat(name, ": ", descriptors.size(), " descriptors from number ", first,
@@ -100,29 +107,45 @@ absl::StatusOr<ChildProcess> ChildProcess::Start(const UniqueFd& program, const 
 }
 
 ChildProcess::ChildProcess(ChildProcess&& other) noexcept
-    : pid_(std::exchange(other.pid_, -1)), pidfd_(std::move(other.pidfd_)) {}
+    : pid_(std::exchange(other.pid_, -1)),
+      pidfd_(std::move(other.pidfd_)),
+      killed_(other.killed_) {}
+
+ChildProcess& ChildProcess::operator=(ChildProcess&& other) noexcept {
+  if (this == &other) return *this;
+  Kill();
+  pid_ = std::exchange(other.pid_, -1);
+  pidfd_ = std::move(other.pidfd_);
+  killed_ = other.killed_;
+  return *this;
+}
 
 ChildProcess::~ChildProcess() { Kill(); }
 
-void ChildProcess::Kill() {
-  if (pid_ < 0) return;
+void ChildProcess::Kill(absl::Duration patience) {
+  if (Gone()) return;
+  if (std::exchange(killed_, true)) return;
   ::syscall(SYS_pidfd_send_signal, pidfd_.get(), SIGKILL, nullptr, 0);
   // It ends at once, unless it waits for a device that does not answer.
   pollfd wanted{pidfd_.get(), POLLIN, 0};
-  if (::poll(&wanted, 1, kKillPatienceMs) > 0) (void)Reap();
-  pid_ = -1;
+  if (::poll(&wanted, 1, static_cast<int>(absl::ToInt64Milliseconds(patience))) > 0) (void)Reap();
 }
 
-absl::StatusOr<ChildEnd> ChildProcess::Reap() {
+bool ChildProcess::Gone() {
+  if (pid_ >= 0) (void)Reap();
+  return pid_ < 0;
+}
+
+absl::StatusOr<std::optional<ChildEnd>> ChildProcess::Reap() {
   siginfo_t info{};
   int result = 0;
   do {
     result = ::waitid(static_cast<idtype_t>(kIdOfPidfd), static_cast<id_t>(pidfd_.get()), &info,
                       WEXITED | WNOHANG);
   } while (result != 0 && errno == EINTR);
+  if (result == 0 && info.si_pid == 0) return std::nullopt;
   pid_ = -1;
   if (result != 0) return ErrnoStatus(errno, "the end of a child");
-  if (info.si_pid == 0) return absl::InternalError("a child that has ended still runs");
   return ChildEnd{.signalled = info.si_code != CLD_EXITED, .code = info.si_status};
 }
 
@@ -134,7 +157,12 @@ absl::StatusOr<ChildEnd> ChildProcess::Wait(Clock& clock, absl::Duration most,
     pollfd wanted{pidfd_.get(), POLLIN, 0};
     const absl::Duration now = std::clamp(left, absl::ZeroDuration(), kGoOnInterval);
     const int ready = ::poll(&wanted, 1, static_cast<int>(absl::ToInt64Milliseconds(now)));
-    if (ready > 0) return Reap();
+    if (ready > 0) {
+      auto ended = Reap();
+      if (!ended.ok()) return ended.status();
+      if (ended->has_value()) return **ended;
+      return absl::InternalError("a child that has ended cannot be taken away (is it debugged?)");
+    }
     if (ready < 0 && errno != EINTR) {
       const int error = errno;
       Kill();
@@ -150,6 +178,18 @@ absl::StatusOr<ChildEnd> ChildProcess::Wait(Clock& clock, absl::Duration most,
           absl::StrCat("no answer for ", absl::FormatDuration(most)));
     }
   }
+}
+
+void LateChildren::Keep(ChildProcess child) {
+  if (child.Gone()) return;
+  const absl::MutexLock lock(&mutex_);
+  children_.push_back(std::move(child));
+}
+
+size_t LateChildren::Reap() {
+  const absl::MutexLock lock(&mutex_);
+  std::erase_if(children_, [](ChildProcess& child) { return child.Gone(); });
+  return children_.size();
 }
 
 }  // namespace modelhost

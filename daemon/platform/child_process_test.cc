@@ -2,12 +2,15 @@
 
 #include <fcntl.h>
 #include <linux/close_range.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <climits>
 #include <csignal>
+#include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -32,7 +35,7 @@ TEST_F(ChildProcessTest, TheExitStatusComesBack) {
   const UniqueFd good = Open("/bin/true");
   const UniqueFd bad = Open("/bin/false");
   for (int i = 0; i < 20; ++i) {
-    auto child = ChildProcess::Start(i % 2 == 0 ? good : bad, "child", {});
+    auto child = ChildProcess::Start(i % 2 == 0 ? good : bad, {.name = "child"}, {});
     ASSERT_TRUE(child.ok()) << child.status();
     const auto end = child->Wait(clock_, absl::Seconds(20), go_on_);
     ASSERT_TRUE(end.ok()) << end.status();
@@ -43,7 +46,7 @@ TEST_F(ChildProcessTest, TheExitStatusComesBack) {
 
 // `sleep N` sleeps for as many seconds as its first descriptor has for a number, which is above 3.
 TEST_F(ChildProcessTest, TimeIsLimitedAndNobodyIsLeftBehind) {
-  auto child = ChildProcess::Start(Open("/bin/sleep"), "child", {});
+  auto child = ChildProcess::Start(Open("/bin/sleep"), {.name = "child"}, {});
   ASSERT_TRUE(child.ok()) << child.status();
   const absl::Time begin = absl::Now();
   const auto end = child->Wait(clock_, absl::Milliseconds(50), go_on_);
@@ -54,7 +57,7 @@ TEST_F(ChildProcessTest, TimeIsLimitedAndNobodyIsLeftBehind) {
 }
 
 TEST_F(ChildProcessTest, AWishToStopIsHeardSoon) {
-  auto child = ChildProcess::Start(Open("/bin/sleep"), "child", {});
+  auto child = ChildProcess::Start(Open("/bin/sleep"), {.name = "child"}, {});
   ASSERT_TRUE(child.ok()) << child.status();
   const absl::Time begin = absl::Now();
   const auto end = child->Wait(clock_, absl::Seconds(20), [] { return false; });
@@ -63,7 +66,7 @@ TEST_F(ChildProcessTest, AWishToStopIsHeardSoon) {
 }
 
 TEST_F(ChildProcessTest, OneThatIsDroppedIsKilled) {
-  { auto child = ChildProcess::Start(Open("/bin/sleep"), "child", {}); }
+  { auto child = ChildProcess::Start(Open("/bin/sleep"), {.name = "child"}, {}); }
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
 }
 
@@ -73,7 +76,7 @@ TEST_F(ChildProcessTest, ItHasTheDescriptorsThatWereGivenAndNoOthers) {
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const UniqueFd reading(ends[0]);
   const UniqueFd writing(ends[1]);
-  auto child = ChildProcess::Start(Open("/bin/sleep"), "child", {&writing, &reading});
+  auto child = ChildProcess::Start(Open("/bin/sleep"), {.name = "child"}, {&writing, &reading});
   ASSERT_TRUE(child.ok()) << child.status();
   // The only child of this thread.
   std::string pid(64, '\0');
@@ -105,8 +108,43 @@ TEST_F(ChildProcessTest, ItHasTheDescriptorsThatWereGivenAndNoOthers) {
   EXPECT_EQ(target(1), "/dev/null");
 }
 
+TEST_F(ChildProcessTest, OneThatIsNotWaitedForIsTakenAwayLater) {
+  auto child = ChildProcess::Start(Open("/bin/sleep"), {.name = "child"}, {});
+  ASSERT_TRUE(child.ok()) << child.status();
+  EXPECT_FALSE(child->Gone());
+  child->Kill(absl::ZeroDuration());
+  LateChildren late;
+  late.Keep(*std::move(child));
+  const absl::Time end = absl::Now() + absl::Seconds(20);
+  while (late.Reap() > 0 && absl::Now() < end) std::this_thread::yield();
+  EXPECT_EQ(late.Reap(), 0u);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);
+  EXPECT_EQ(errno, ECHILD);
+}
+
+TEST_F(ChildProcessTest, ArgumentsComeBeforeTheNumberAndTheEnvironmentIsKeptIfAsked) {
+  ::setenv("CHILD_PROCESS_TEST", "here", 1);
+  for (const bool keep : {false, true}) {
+    const UniqueFd answer(::memfd_create("answer", MFD_CLOEXEC));
+    auto child = ChildProcess::Start(
+        Open("/bin/sh"),
+        {.name = "sh",
+         .arguments = {"-c", "echo \"$0 $CHILD_PROCESS_TEST\" >/proc/self/fd/$1", "first"},
+         .keep_environment = keep},
+        {&answer});
+    ASSERT_TRUE(child.ok()) << child.status();
+    const auto end = child->Wait(clock_, absl::Seconds(20), go_on_);
+    ASSERT_TRUE(end.ok()) << end.status();
+    EXPECT_EQ(end->code, 0);
+    std::string text(64, '\0');
+    const ssize_t bytes = ::pread(answer.get(), text.data(), text.size(), 0);
+    text.resize(bytes < 0 ? 0 : static_cast<size_t>(bytes));
+    EXPECT_EQ(text, keep ? "first here\n" : "first \n");
+  }
+}
+
 TEST_F(ChildProcessTest, AFileThatIsNoProgramIsAnError) {
-  const auto child = ChildProcess::Start(Open("/etc/passwd"), "child", {});
+  const auto child = ChildProcess::Start(Open("/etc/passwd"), {.name = "child"}, {});
   ASSERT_FALSE(child.ok());
   EXPECT_THAT(std::string(child.status().message()), ::testing::HasSubstr("cannot start child"));
 }

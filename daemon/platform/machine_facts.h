@@ -6,6 +6,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,13 +28,25 @@ struct MachineFacts {
   MachineFact cuda_driver;         // "12.4", the CUDA version that the driver knows
 };
 
+// Which facts somebody wants; the platform is always among them.
+struct FactsNeeded {
+  bool tensorrt = false;
+  bool compute_capability = false;
+  bool cuda_driver = false;
+  bool driver() const { return compute_capability || cuda_driver; }
+  bool any() const { return tensorrt || driver(); }
+};
+
 class Machine {
  public:
   virtual ~Machine() = default;
-  // Blocking, bounded; pool threads only. `only_platform`: the others need not be looked for, and
-  // may be missing. CANCELLED soon after `cancelled` is true.
-  virtual absl::StatusOr<MachineFacts> Facts(bool only_platform,
+  // Blocking, bounded; pool threads only. What is not needed may be missing. CANCELLED soon after
+  // `cancelled` is true.
+  virtual absl::StatusOr<MachineFacts> Facts(const FactsNeeded& needed,
                                              const std::function<bool()>& cancelled) = 0;
+  // As far as it was found out; never looks, never blocks. Another object whenever it is another
+  // answer.
+  virtual std::shared_ptr<const MachineFacts> Known() = 0;
 };
 
 }  // namespace modelhost

@@ -218,11 +218,12 @@ void ProbeCuda(MachineFacts& facts) {
   if (!facts.compute_capability.unknown.empty()) facts.compute_capability.values.clear();
 }
 
-void ProbeMachine(const std::function<void(const std::string& text)>& print) {
+void ProbeMachine(bool with_driver, const std::function<void(const std::string& text)>& print) {
   MachineFacts facts;
   facts.platform = ProbePlatform();
   facts.tensorrt = ProbeTensorRt(LinkerFolders("/etc/ld.so.conf"));
   print(FormatFacts(facts));
+  if (!with_driver) return;
   MachineFacts driver;
   ProbeCuda(driver);
   print(FormatFacts(driver));
@@ -245,8 +246,9 @@ std::string FormatFacts(const MachineFacts& facts) {
   return out;
 }
 
-absl::StatusOr<MachineFacts> ParseFacts(absl::string_view text) {
+MachineFacts ParseFacts(absl::string_view text, std::string* strange) {
   MachineFacts facts;
+  strange->clear();
   for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
     const std::pair<absl::string_view, absl::string_view> parts =
         absl::StrSplit(line, absl::MaxSplits('=', 1));
@@ -266,10 +268,7 @@ absl::StatusOr<MachineFacts> ParseFacts(absl::string_view text) {
         fact.values.emplace_back(parts.second);
       }
     }
-    if (!taken) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("probe-machine: a line that is none of its own: ", line.substr(0, 80)));
-    }
+    if (!taken && strange->empty()) *strange = OnOneLine(std::string(line.substr(0, 80)));
   }
   return facts;
 }

@@ -1,10 +1,6 @@
 #include "daemon/platform/probed_machine.h"
 
 #include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,78 +9,75 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/clock.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/platform/machine_probe.h"
 #include "proto/handle/unique_fd.h"
 
-extern char** environ;
-
 namespace modelhost {
 namespace {
 
-constexpr int kLookMs = 20;  // How long a wait goes on without a look at `cancelled`.
+constexpr absl::Duration kLook = absl::Milliseconds(20);  // Between two looks at `cancelled`.
 constexpr size_t kMaxProbeOutput = size_t{64} << 10;
-constexpr int kReapTries = 50;
+constexpr char kProbe[] = "probe-machine";
 
-bool AllKnown(const MachineFacts& facts) {
-  return facts.platform.known() && facts.tensorrt.known() && facts.compute_capability.known() &&
-         facts.cuda_driver.known();
+// Of the facts that are needed, is there one for which `is` holds?
+bool AnyNeeded(const FactsNeeded& needed, const MachineFacts& facts,
+               bool (*is)(const MachineFact&)) {
+  return (needed.tensorrt && is(facts.tensorrt)) ||
+         (needed.compute_capability && is(facts.compute_capability)) ||
+         (needed.cuda_driver && is(facts.cuda_driver));
 }
 
-// A child with `out` as its stdout and nothing else of ours.
-absl::StatusOr<pid_t> Spawn(std::vector<std::string> command, const UniqueFd& out) {
-  std::vector<char*> arguments;
-  for (std::string& word : command) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-  posix_spawn_file_actions_t actions;
-  posix_spawnattr_t attributes;
-  ::posix_spawn_file_actions_init(&actions);
-  ::posix_spawnattr_init(&attributes);
-  ::posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  ::posix_spawn_file_actions_adddup2(&actions, out.get(), 1);
-  ::posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  // Signals are blocked on the daemon's threads; the child must be as any program.
-  sigset_t none;
-  ::sigemptyset(&none);
-  sigset_t pipe;
-  ::sigemptyset(&pipe);
-  ::sigaddset(&pipe, SIGPIPE);
-  ::posix_spawnattr_setsigmask(&attributes, &none);
-  ::posix_spawnattr_setsigdefault(&attributes, &pipe);
-  ::posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  pid_t pid = 0;
-  const int error =
-      ::posix_spawn(&pid, arguments[0], &actions, &attributes, arguments.data(), environ);
-  ::posix_spawnattr_destroy(&attributes);
-  ::posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) return ErrnoStatus(error, absl::StrCat("starting ", command[0]));
-  return pid;
+bool IsUnknown(const MachineFact& fact) { return !fact.known(); }
+bool IsNotLookedFor(const MachineFact& fact) { return !fact.known() && fact.unknown.empty(); }
+
+// What there is to read now, without waiting.
+void Drain(const UniqueFd& in, std::string* text) {
+  std::array<char, 4096> part;
+  while (text->size() <= kMaxProbeOutput) {
+    const ssize_t got = ::read(in.get(), part.data(), part.size());
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) return;
+    text->append(part.data(), static_cast<size_t>(got));
+  }
 }
 
 }  // namespace
 
-std::vector<std::string> ProbedMachine::DefaultCommand() {
-  return {"/proc/self/exe", "probe-machine"};
-}
+std::vector<std::string> ProbedMachine::DefaultCommand() { return {"/proc/self/exe", kProbe}; }
 
 ProbedMachine::ProbedMachine(Clock& clock, std::vector<std::string> command,
                              absl::Duration deadline)
-    : clock_(clock), command_(std::move(command)), deadline_(deadline) {}
+    : clock_(clock), command_(std::move(command)), deadline_(deadline) {
+  UpdateKnown();
+}
 
 ProbedMachine::~ProbedMachine() = default;
 
 void ProbedMachine::SetOverrides(MachineFacts overrides) {
-  absl::MutexLock lock(&mutex_);
+  const absl::MutexLock lock(&mutex_);
   overrides_ = std::move(overrides);
+  UpdateKnown();
 }
 
 void ProbedMachine::Forget() {
-  absl::MutexLock lock(&mutex_);
-  found_.reset();
+  (void)late_.Reap();
+  const absl::MutexLock lock(&mutex_);
+  stale_ = true;
+  ++forgotten_;
+}
+
+std::shared_ptr<const MachineFacts> ProbedMachine::Known() {
+  const absl::MutexLock lock(&mutex_);
+  return known_;
+}
+
+void ProbedMachine::UpdateKnown() {
+  known_ = std::make_shared<const MachineFacts>(WithOverrides(found_));
 }
 
 MachineFacts ProbedMachine::WithOverrides(MachineFacts facts) const {
+  if (!facts.platform.known()) facts.platform = ProbePlatform();
   for (MachineFact MachineFacts::*member :
        {&MachineFacts::platform, &MachineFacts::tensorrt, &MachineFacts::compute_capability,
         &MachineFacts::cuda_driver}) {
@@ -93,110 +86,122 @@ MachineFacts ProbedMachine::WithOverrides(MachineFacts facts) const {
   return facts;
 }
 
-absl::StatusOr<MachineFacts> ProbedMachine::Facts(bool only_platform,
-                                                  const std::function<bool()>& cancelled) {
-  if (only_platform) {
-    MachineFacts facts;
-    facts.platform = ProbePlatform();
-    absl::MutexLock lock(&mutex_);
-    return WithOverrides(std::move(facts));
-  }
-  {
-    absl::MutexLock lock(&mutex_);
-    if (AllKnown(overrides_)) return overrides_;
-    // Whoever looks already looks for all.
-    while (looking_) {
-      mutex_.AwaitWithTimeout(absl::Condition(
-                                  +[](bool* looking) { return !*looking; }, &looking_),
-                              absl::Milliseconds(kLookMs));
-      if (cancelled()) return absl::CancelledError("probe-machine: cancelled");
-    }
-    const absl::Duration age = clock_.Monotonic() - looked_at_;
-    if (found_.has_value() && (AllKnown(WithOverrides(*found_)) || age < kRetry)) {
-      return WithOverrides(*found_);
-    }
-    looking_ = true;
-  }
-  auto facts = Look(cancelled);
-  absl::MutexLock lock(&mutex_);
-  looking_ = false;
-  if (!facts.ok()) return facts.status();
-  found_ = *facts;
-  looked_at_ = clock_.Monotonic();
-  return WithOverrides(*std::move(facts));
+FactsNeeded ProbedMachine::ToFind(FactsNeeded needed) const {
+  needed.tensorrt = needed.tensorrt && !overrides_.tensorrt.known();
+  needed.compute_capability = needed.compute_capability && !overrides_.compute_capability.known();
+  needed.cuda_driver = needed.cuda_driver && !overrides_.cuda_driver.known();
+  return needed;
 }
 
-absl::StatusOr<MachineFacts> ProbedMachine::Look(const std::function<bool()>& cancelled) {
+absl::StatusOr<MachineFacts> ProbedMachine::Facts(const FactsNeeded& needed,
+                                                  const std::function<bool()>& cancelled) {
+  (void)late_.Reap();
+  FactsNeeded wanted;
+  uint64_t forgotten = 0;
+  {
+    const absl::MutexLock lock(&mutex_);
+    while (true) {
+      wanted = ToFind(needed);
+      if (!stale_ && !AnyNeeded(wanted, found_, IsNotLookedFor)) {
+        const bool fresh = clock_.Monotonic() - looked_at_ < kRetry;
+        if (fresh || !AnyNeeded(wanted, found_, IsUnknown)) return WithOverrides(found_);
+      }
+      if (!wanted.any()) return WithOverrides(found_);
+      if (!looking_) break;
+      mutex_.AwaitWithTimeout(absl::Condition(
+                                  +[](bool* looking) { return !*looking; }, &looking_),
+                              kLook);
+      if (cancelled()) return absl::CancelledError(absl::StrCat(kProbe, ": cancelled"));
+    }
+    looking_ = true;
+    forgotten = forgotten_;
+  }
+  auto facts = Look(wanted, cancelled);
+  const absl::MutexLock lock(&mutex_);
+  looking_ = false;
+  if (!facts.ok()) return facts.status();
+  // What this look had no aim at is still what an earlier one found, or not.
+  if (stale_) found_ = {};
+  if (!IsNotLookedFor(facts->tensorrt)) found_.tensorrt = facts->tensorrt;
+  if (!IsNotLookedFor(facts->compute_capability)) {
+    found_.compute_capability = facts->compute_capability;
+  }
+  if (!IsNotLookedFor(facts->cuda_driver)) found_.cuda_driver = facts->cuda_driver;
+  looked_at_ = clock_.Monotonic();
+  // A reload that came meanwhile wants a look that began after it.
+  stale_ = forgotten != forgotten_;
+  UpdateKnown();
+  return WithOverrides(found_);
+}
+
+absl::StatusOr<MachineFacts> ProbedMachine::Look(const FactsNeeded& needed,
+                                                 const std::function<bool()>& cancelled) {
   std::string text;
-  absl::Status ended = RunChild(cancelled, &text);
+  const absl::Status ended = RunChild(needed.driver(), cancelled, &text);
   if (absl::IsCancelled(ended)) return ended;
   // What it said before a driver made it crash or hang is good; a half line is none.
   text.resize(text.find_last_of('\n') + 1);
-  auto said = ParseFacts(text);
-  if (!said.ok()) ended = said.status();
-  MachineFacts facts = said.ok() ? *std::move(said) : MachineFacts();
-  facts.platform = ProbePlatform();
-  for (MachineFact* fact : {&facts.tensorrt, &facts.compute_capability, &facts.cuda_driver}) {
-    if (fact->known() || !fact->unknown.empty()) continue;
-    fact->unknown = ended.ok() ? "probe-machine: does not say" : std::string(ended.message());
-  }
+  std::string strange;
+  MachineFacts facts = ParseFacts(text, &strange);
+  std::string why =
+      ended.ok() ? absl::StrCat(kProbe, ": does not say") : std::string(ended.message());
+  if (!strange.empty()) absl::StrAppend(&why, " (among what it says: ", strange, ")");
+  const auto explain = [&](bool looked_for, MachineFact& fact) {
+    if (looked_for && IsNotLookedFor(fact)) fact.unknown = why;
+  };
+  explain(true, facts.tensorrt);
+  explain(needed.driver(), facts.compute_capability);
+  explain(needed.driver(), facts.cuda_driver);
   return facts;
 }
 
-absl::Status ProbedMachine::RunChild(const std::function<bool()>& cancelled, std::string* text) {
+absl::Status ProbedMachine::RunChild(bool with_driver, const std::function<bool()>& cancelled,
+                                     std::string* text) {
+  if (late_.Reap() > 0) {
+    return absl::UnavailableError(
+        absl::StrCat(kProbe,
+                     ": an earlier one still hangs in the CUDA driver, so no other one is "
+                     "started (does nvidia-smi answer? a hung driver needs a restart)"));
+  }
+  const UniqueFd file(::open(command_[0].c_str(), O_RDONLY | O_CLOEXEC));
+  if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("starting ", command_[0]));
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, "probe-machine: a pipe");
+  if (::pipe2(ends, O_CLOEXEC) != 0) return ErrnoStatus(errno, absl::StrCat(kProbe, ": a pipe"));
   const UniqueFd in(ends[0]);
   UniqueFd out(ends[1]);
-  auto pid = Spawn(command_, out);
+  // Only this end: the child's writes may wait.
+  if (::fcntl(in.get(), F_SETFL, O_NONBLOCK) != 0) {
+    return ErrnoStatus(errno, absl::StrCat(kProbe, ": a pipe"));
+  }
+  ChildProgram program{.name = command_[0], .keep_environment = true, .quiet = true};
+  program.arguments.assign(command_.begin() + 1, command_.end());
+  if (!with_driver) program.arguments.push_back("--no-driver");
+  program.arguments.push_back("--answer");
+  auto child = ChildProcess::Start(file, program, {&out});
   out.Reset();
-  if (!pid.ok()) return pid.status();
-
-  const absl::Duration end = clock_.Monotonic() + deadline_;
-  absl::Status status;
-  while (true) {
-    if (cancelled()) {
-      status = absl::CancelledError("probe-machine: cancelled");
-    } else if (clock_.Monotonic() >= end) {
-      status = absl::DeadlineExceededError(absl::StrCat("probe-machine: no answer within ",
-                                                        absl::FormatDuration(deadline_),
-                                                        " (does the CUDA driver hang?)"));
-    } else if (text->size() > kMaxProbeOutput) {
-      status = absl::InvalidArgumentError("probe-machine: says more than there is to say");
-    }
-    if (!status.ok()) break;
-    pollfd ready{in.get(), POLLIN, 0};
-    if (::poll(&ready, 1, kLookMs) <= 0) continue;
-    std::array<char, 4096> part;
-    const ssize_t got = ::read(in.get(), part.data(), part.size());
-    if (got < 0 && errno == EINTR) continue;
-    if (got <= 0) break;
-    text->append(part.data(), static_cast<size_t>(got));
+  if (!child.ok()) return child.status();
+  const auto end = child->Wait(clock_, deadline_, [&] {
+    Drain(in, text);
+    return !cancelled() && text->size() <= kMaxProbeOutput;
+  });
+  late_.Keep(*std::move(child));
+  Drain(in, text);
+  if (text->size() > kMaxProbeOutput) {
+    return absl::InvalidArgumentError(absl::StrCat(kProbe, ": says more than there is to say"));
   }
-  if (!status.ok()) ::kill(*pid, SIGKILL);
-  int how = 0;
-  pid_t ended = 0;
-  // One that hangs inside the driver dies when that lets go of it; nobody waits for that.
-  for (int tries = 0; tries < kReapTries && ended == 0; ++tries) {
-    ended = ::waitpid(*pid, &how, WNOHANG);
-    if (ended == 0) absl::SleepFor(absl::Milliseconds(kLookMs));
+  if (absl::IsDeadlineExceeded(end.status())) {
+    return absl::DeadlineExceededError(absl::StrCat(kProbe, ": no answer within ",
+                                                    absl::FormatDuration(deadline_),
+                                                    " (does the CUDA driver hang?)"));
   }
-  Reap(ended == 0 ? *pid : 0);
-  if (!status.ok()) return status;
-  if (ended > 0 && WIFEXITED(how) && WEXITSTATUS(how) == 0) return absl::OkStatus();
-  return absl::UnavailableError(
-      ended > 0 && WIFSIGNALED(how)
-          ? absl::StrCat("probe-machine: ended by signal ", WTERMSIG(how))
-          : absl::StrCat("probe-machine: ended with ", ended > 0 ? WEXITSTATUS(how) : -1));
-}
-
-void ProbedMachine::Reap(pid_t pid) {
-  absl::MutexLock lock(&mutex_);
-  if (pid > 0) {
-    ::kill(pid, SIGKILL);
-    unreaped_.push_back(pid);
+  if (!end.ok()) return end.status();
+  if (end->signalled) {
+    return absl::UnavailableError(absl::StrCat(kProbe, ": ended by signal ", end->code));
   }
-  std::erase_if(unreaped_, [](pid_t each) { return ::waitpid(each, nullptr, WNOHANG) != 0; });
+  if (end->code != 0) {
+    return absl::UnavailableError(absl::StrCat(kProbe, ": ended with ", end->code));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace modelhost

@@ -164,7 +164,7 @@ void BrokerFixture::StartDaemon(BrokerOptions options) {
   manager_options.model_policies = model_policies_;
   manager_ = std::make_unique<ModelManager>(
       ModelManager::Deps{os_, clock_, *loop_, *pool_, *pool_, *store_, *publisher_, *loader_,
-                         *verified_, host_, memlock_, *catalogue_, state_dir_, access_},
+                         *verified_, host_, memlock_, *catalogue_, state_dir_, access_, machine_},
       manager_options, labels_);
   broker_ = std::make_unique<HandleBroker>(
       HandleBroker::Deps{*loop_, *pool_, *pool_, closer_, *manager_, *catalogue_, clock_}, options);

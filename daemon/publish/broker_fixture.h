@@ -51,8 +51,11 @@ Bytes AcquireBytes(const std::vector<abi::Ref>& refs, uint32_t request_id = 1,
 // Nothing is bound to it here.
 class NoMachine : public Machine {
  public:
-  absl::StatusOr<MachineFacts> Facts(bool, const std::function<bool()>&) override {
+  absl::StatusOr<MachineFacts> Facts(const FactsNeeded&, const std::function<bool()>&) override {
     return MachineFacts();
+  }
+  std::shared_ptr<const MachineFacts> Known() override {
+    return std::make_shared<const MachineFacts>();
   }
 };
 

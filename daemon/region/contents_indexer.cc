@@ -103,9 +103,11 @@ absl::StatusOr<ChildEnd> ProcessIndexer::Run(const IndexRequest& asked,
   if (!request.ok()) return AtPath(request.status(), kIndexer);
   std::vector<const UniqueFd*> descriptors = {&request->fd, &answer};
   for (const File& file : files) descriptors.push_back(file.fd);
-  auto child = ChildProcess::Start(program_, kIndexer, descriptors);
+  (void)late_.Reap();
+  auto child = ChildProcess::Start(program_, {.name = kIndexer}, descriptors);
   if (!child.ok()) return child.status();
   const auto end = child->Wait(clock_, options_.most, [&] { return !cancel.cancelled(); });
+  late_.Keep(*std::move(child));
   if (!end.ok()) return AtPath(end.status(), kIndexer);
   return *end;
 }

@@ -68,6 +68,7 @@ class ProcessIndexer final : public ContentsIndexer {
   Os& os_;
   Clock& clock_;
   const Options options_;
+  LateChildren late_;
 };
 
 }  // namespace modelhost

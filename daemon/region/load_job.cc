@@ -85,14 +85,14 @@ absl::Status LoadJob::Plan() {
 }
 
 absl::Status LoadJob::CheckMachine() {
-  auto sources = ReadRequirements(os_, opened_);
+  auto sources = ReadRequirements(os_, opened_, *cancel_);
   if (!sources.ok()) return sources.status();
   requirements_ = *std::move(sources);
   if (requirements_.empty()) return absl::OkStatus();
   auto facts =
-      loader_.machine_.Facts(OnlyPlatform(requirements_), [this] { return cancel_->cancelled(); });
+      loader_.machine_.Facts(NeededFacts(requirements_), [this] { return cancel_->cancelled(); });
   if (!facts.ok()) return facts.status();
-  return CheckRequires(requirements_, *facts);
+  return CheckRequires(name_, requirements_, *facts);
 }
 
 void LoadJob::WarnOfRequirements(const std::vector<ComponentIndex>& components) {
@@ -409,6 +409,7 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Index() {
     version->tensor_count = contents->tensor_count;
     version->tensor_bytes = contents->tensor_bytes;
     version->requirements = Flatten(requirements_);
+    version->compared = Compared(requirements_);
     report_.warnings = std::move(contents->warnings);
     WarnOfRequirements(contents->components);
   }

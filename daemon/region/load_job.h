@@ -62,7 +62,8 @@ class LoadJob {
 
   absl::Status Open();
   absl::Status Plan();
-  // Before a byte of the weights is read: is the version for this machine?
+  // Before a byte is loaded, handed out or booked: is the version for this machine? (Its manifest
+  // is known by then; for files placed by hand Open has made one, and read them for it.)
   absl::Status CheckMachine();
   void WarnOfRequirements(const std::vector<ComponentIndex>& components);
   absl::Status MakeRegions();

@@ -1,7 +1,7 @@
 #include "daemon/region/requires_check.h"
 
 #include <algorithm>
-#include <map>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -69,17 +69,33 @@ bool HasFile(const Manifest& manifest, const std::string& path) {
 
 }  // namespace
 
-absl::StatusOr<std::vector<RequiresSource>> ReadRequirements(Os& os, const VersionFiles& files) {
+absl::StatusOr<std::vector<RequiresSource>> ReadRequirements(Os& os, const VersionFiles& files,
+                                                             const CancelToken& cancel) {
   std::vector<RequiresSource> sources;
   const Manifest& manifest = *files.manifest;
   if (!manifest.requires_map.empty()) {
     sources.push_back({kManifestName, "", manifest.requires_map});
   }
+  // Everything is checked that costs nothing before the first is read.
+  std::set<std::string_view> names;
+  std::vector<size_t> sidecars;
   for (size_t i = 0; i < manifest.files.size(); ++i) {
+    names.insert(manifest.files[i].path);
     if (!IsRequiresFile(manifest.files[i].path)) continue;
+    if (sidecars.size() == kMostRequiresFiles) {
+      return ModelError(manifest.files[i].path,
+                        absl::StrCat("it is number ", kMostRequiresFiles + 1,
+                                     " of the files that say what the version requires"),
+                        absl::StrCat("there may be ", kMostRequiresFiles,
+                                     ": say what is the same for all files in one requires.json"));
+    }
+    sidecars.push_back(i);
+  }
+  for (const size_t i : sidecars) {
+    if (cancel.cancelled()) return absl::CancelledError("reading what it requires: cancelled");
     auto source = ReadSidecar(os, files, i);
     if (!source.ok()) return source.status();
-    if (!source->subject.empty() && !HasFile(manifest, source->subject)) {
+    if (!source->subject.empty() && !names.contains(source->subject)) {
       return absl::FailedPreconditionError(absl::StrCat(
           Printable(source->where), ": speaks of ", Printable(source->subject),
           ", which the version does not have (give both files the same name, and publish again "
@@ -90,8 +106,10 @@ absl::StatusOr<std::vector<RequiresSource>> ReadRequirements(Os& os, const Versi
   return sources;
 }
 
-absl::Status CheckRequires(std::span<const RequiresSource> sources, const MachineFacts& machine) {
-  if (absl::Status agree = CheckAgreement(sources); !agree.ok()) return agree;
+namespace {
+
+absl::Status CompareSources(std::string_view version, std::span<const RequiresSource> sources,
+                            const MachineFacts& machine, bool only_known) {
   std::vector<std::string> differences;
   std::vector<std::string> keys;
   bool known = true;
@@ -102,7 +120,7 @@ absl::Status CheckRequires(std::span<const RequiresSource> sources, const Machin
             absl::StrCat(Printable(source.where), ": ", good.message()));
       }
       const MachineFact* fact = FactOf(key, machine);
-      if (fact == nullptr) continue;
+      if (fact == nullptr || (only_known && !fact->known())) continue;
       std::string difference = Difference(source, key, wanted, *fact);
       if (difference.empty()) continue;
       differences.push_back(std::move(difference));
@@ -117,16 +135,48 @@ absl::Status CheckRequires(std::span<const RequiresSource> sources, const Machin
       known ? "build it again for this machine and publish that under a new number; if the machine "
               "is not what it is taken for, set "
             : "say what this machine has: set ",
-      absl::StrJoin(keys, ", "), " in modelhostd.toml and reload)"));
+      absl::StrJoin(keys, ", "), " in modelhostd.toml and reload",
+      known ? ""
+            : absl::StrCat("; or, when it is there by now, as a driver that came up late, "
+                           "`modelctl load ",
+                           AsAbsl(version), "`"),
+      ")"));
 }
 
-bool OnlyPlatform(std::span<const RequiresSource> sources) {
+}  // namespace
+
+absl::Status CheckRequires(std::string_view version, std::span<const RequiresSource> sources,
+                           const MachineFacts& machine) {
+  if (absl::Status agree = CheckAgreement(sources); !agree.ok()) return agree;
+  return CompareSources(version, sources, machine, /*only_known=*/false);
+}
+
+absl::Status CheckStillFits(std::string_view version, std::span<const RequiresSource> sources,
+                            const MachineFacts& machine) {
+  return CompareSources(version, sources, machine, /*only_known=*/true);
+}
+
+FactsNeeded NeededFacts(std::span<const RequiresSource> sources) {
+  FactsNeeded needed;
   for (const RequiresSource& source : sources) {
-    for (const auto& [key, value] : source.requirements) {
-      if (IsKnownRequirement(key) && key != kNeedsPlatform) return false;
-    }
+    const auto wants = [&](const char* key) { return source.requirements.contains(key); };
+    needed.tensorrt = needed.tensorrt || wants(kNeedsTensorRt);
+    needed.compute_capability = needed.compute_capability || wants(kNeedsComputeCapability);
+    needed.cuda_driver = needed.cuda_driver || wants(kNeedsCudaDriver);
   }
-  return true;
+  return needed;
+}
+
+std::vector<RequiresSource> Compared(std::span<const RequiresSource> sources) {
+  std::vector<RequiresSource> compared;
+  for (const RequiresSource& source : sources) {
+    RequiresSource known{source.where, source.subject, {}};
+    for (const auto& entry : source.requirements) {
+      if (IsKnownRequirement(entry.first)) known.requirements.insert(entry);
+    }
+    if (!known.requirements.empty()) compared.push_back(std::move(known));
+  }
+  return compared;
 }
 
 Requirements Flatten(std::span<const RequiresSource> sources) {

@@ -3,6 +3,7 @@
 
 #include <gmock/gmock.h>
 
+#include <map>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +31,7 @@ MachineFacts Jetson() {
 
 std::string Verdict(const Requirements& requirements, const MachineFacts& machine) {
   const RequiresSource source{"manifest.json", "", requirements};
-  const absl::Status status = CheckRequires(std::span(&source, 1), machine);
+  const absl::Status status = CheckRequires("m@1", std::span(&source, 1), machine);
   if (status.ok()) return "fits";
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
   return std::string(status.message());
@@ -78,12 +79,26 @@ TEST(CheckRequiresTest, WhatIsNotKnownOfTheMachineIsRefusedAndSaysHowToSayIt) {
   blind.tensorrt = {{}, "", "no libnvinfer.so.X.Y.Z where the dynamic linker looks"};
   EXPECT_THAT(Verdict({{"tensorrt", "10.3.0"}}, blind),
               AllOf(HasSubstr("tensorrt must be 10.3.0"), HasSubstr("is not known: no libnvinfer"),
-                    HasSubstr("set machine.tensorrt in modelhostd.toml")));
+                    HasSubstr("set machine.tensorrt in modelhostd.toml"),
+                    HasSubstr("`modelctl load m@1`")));
+}
+
+TEST(CheckRequiresTest, WhatFittedOnceIsRefusedForWhatIsKnownOnly) {
+  const RequiresSource source{
+      "manifest.json", "", {{"tensorrt", "10.3.0"}, {"compute_capability", "8.7"}}};
+  const auto sources = std::span(&source, 1);
+  EXPECT_TRUE(CheckStillFits("m@1", sources, Jetson()).ok());
+  EXPECT_TRUE(CheckStillFits("m@1", sources, MachineFacts()).ok());
+  MachineFacts other = Jetson();
+  other.tensorrt.values = {"10.4.0"};
+  other.compute_capability = {{}, "", "the driver hangs"};
+  const std::string text(CheckStillFits("m@1", sources, other).message());
+  EXPECT_THAT(text, AllOf(HasSubstr("10.3.0"), HasSubstr("10.4.0"), Not(HasSubstr("hangs"))));
 }
 
 TEST(CheckRequiresTest, AValueThatCannotBeComparedIsMalformed) {
   const RequiresSource source{"manifest.json", "", {{"tensorrt", "ten"}}};
-  const absl::Status status = CheckRequires(std::span(&source, 1), Jetson());
+  const absl::Status status = CheckRequires("m@1", std::span(&source, 1), Jetson());
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("manifest.json: tensorrt"));
 }
@@ -175,6 +190,34 @@ TEST_F(BoundVersionTest, AMalformedOrChangedSidecarIsRefused) {
   Overwrite(PathOf(2, "requires.json"), 0, R"({"tensorrt":"9.3.0"})");
   EXPECT_THAT(RefusalOf(2), HasSubstr("requires.json: has sha256"));
   EXPECT_EQ(code_, absl::StatusCode::kDataLoss);
+}
+
+TEST_F(BoundVersionTest, SoManySidecarsAndNoMoreAreRead) {
+  std::map<std::string, std::string> files = {{"m.engine", PlanBytes()}};
+  for (size_t i = 0; i < kMostRequiresFiles; ++i) {
+    files[absl::StrCat("d", i, "/requires.json")] = R"({"platform":"linux-aarch64"})";
+  }
+  machine_.facts = Jetson();
+  MakeVersion(1, files);
+  EXPECT_EQ(RefusalOf(1), "loaded");
+  files["z/requires.json"] = "{}";
+  MakeVersion(2, files);
+  const int reads = os_.calls("ReadAt");
+  EXPECT_THAT(RefusalOf(2), AllOf(HasSubstr("z/requires.json"), HasSubstr("number 65")));
+  EXPECT_EQ(code_, absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(os_.calls("ReadAt"), reads + 1);  // The manifest.
+}
+
+TEST_F(BoundVersionTest, ReadingSidecarsEndsWhenTheLoadIsCancelled) {
+  MakeVersion(1, {{"m.engine", PlanBytes()}, {"a/requires.json", "{}"}, {"b/requires.json", "{}"}});
+  LoadRequest request = Request(1, Residency::kPinned);
+  const int reads = os_.calls("ReadAt");
+  int seen = 0;
+  os_.Before("ReadAt", [&] {
+    if (++seen == 2) request.cancel->Cancel();  // After the manifest: the first sidecar.
+  });
+  EXPECT_TRUE(absl::IsCancelled(loader_->Load(request).status()));
+  EXPECT_EQ(os_.calls("ReadAt"), reads + 2);
 }
 
 TEST_F(BoundVersionTest, ACancelledLoadIsNotKeptByTheMachine) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "daemon/format/requires.h"
 #include "daemon/region/host_region.h"
 #include "daemon/store/manifest.h"
 #include "proto/handle/region.h"
@@ -32,6 +33,7 @@ struct LoadReport {
 struct ResidentVersion {
   std::shared_ptr<const Manifest> manifest;
   std::map<std::string, std::string> requirements;  // All that it requires, from every source.
+  std::vector<RequiresSource> compared;             // Of these, what the machine must fulfil.
   std::string format;                               // "mixed" when components differ.
   uint64_t tensor_count = 0;
   uint64_t tensor_bytes = 0;

@@ -138,6 +138,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                            : absl::StrCat(" (`modelctl load ", key->ToString(), "`)")));
     }
     if (record->health == Health::kSuspect) return SuspectError(*record);
+    if (auto may = MayServe(*record); !may.ok()) return may;
     records.push_back(record);
   }
   std::vector<Grant> grants;

@@ -52,6 +52,15 @@ struct VersionRecord {
   TimerId keep_timer = 0;   // keep_previous, while READY without a label.
   TimerId drain_timer = 0;  // The deadline of an unload.
   absl::Duration drain_started;
+  // The last answer of MayServe, and to what.
+  struct Verdict {
+    const ResidentVersion* resident = nullptr;
+    std::shared_ptr<const MachineFacts> facts;
+    uint64_t policy = 0;
+    absl::Status status;
+  };
+  mutable Verdict verdict;
+
   OperationId unload = 0;  // The operation that drains it; 0: nobody asked, keep_previous was over.
   bool drain_deadline_hit = false;
 };
@@ -107,6 +116,7 @@ struct ModelBook {
   std::string policy_error;   // Of the last scan; the policy is then that of the last good one.
   bool policy_known = false;  // There was a good one.
   EffectivePolicy policy;
+  uint64_t policy_number = 1;                  // Another one whenever `policy` was set.
   std::shared_ptr<const AccessPolicy> access;  // Null: the daemon's.
   std::vector<ScannedVersion> invalid;
   std::deque<EventRecord> events;
@@ -165,8 +175,6 @@ struct ModelManager::Impl {
   bool Move(VersionRecord& record, Phase to);
   // Makes the version READY; `waiter.done` runs once, maybe before this returns.
   void EnsureReady(const VersionKey& key, VersionRecord::Waiter waiter);
-  // FAILED_PRECONDITION when a resident version lacks what its policy asks for by now.
-  absl::Status MeetsPolicy(const VersionRecord& record);
   void StartLoad(VersionRecord& record);
   void OnLoadProgress(const VersionKey& key, const LoadProgress& progress);
   void FinishLoad(const VersionKey& key,
@@ -193,6 +201,18 @@ struct ModelManager::Impl {
   void TellLoadWaiters(VersionRecord& record, const absl::Status& status);
   void DropWaiters(OperationId operation, const absl::Status& why);
   void CancelLoad(VersionRecord& record);
+
+  // --- manager_serving.cc
+  // FAILED_PRECONDITION when a resident version lacks what its policy asks for by now, or requires
+  // what the machine is known not to be. Whoever hands it out or labels it asks this first.
+  absl::Status MayServe(const VersionRecord& record) const;
+  // The same for what a load has just brought.
+  absl::Status MayServe(const VersionKey& key, const ResidentVersion& resident,
+                        const MachineFacts& facts) const;
+  void SetPolicy(ModelBook& book, EffectivePolicy policy);
+  void RetryFailed();
+  void LookAtMachine();
+  void TellRefused();
 
   // --- manager_unload.cc
   // After a label or lease went: starts or stops the keep_previous clock.
@@ -295,6 +315,8 @@ struct ModelManager::Impl {
 
   absl::Time started_wall;
   std::string store_error;
+  std::shared_ptr<CancelToken> look;  // At the machine, under way.
+  bool look_again = false;
   bool scanning = false;
   std::vector<ScanDone> scan_waiters;
   bool scanned = false;

@@ -58,6 +58,7 @@ void ModelManager::Impl::RunNextTransaction() {
                            " (`modelctl swap` loads it first)"));
           break;
         }
+        if (status = MayServe(*target); !status.ok()) break;
         record.digest = target->digest.value_or(Digest{});
       } else {
         record.digest = Digest{};
@@ -388,7 +389,7 @@ void ModelManager::SetLabel(const std::string& model, const std::string& label, 
   }
   if (const VersionRecord* record = impl.Find({model, version});
       record != nullptr && record->resident != nullptr) {
-    if (auto complete = impl.MeetsPolicy(*record); !complete.ok()) return done(complete);
+    if (auto may = impl.MayServe(*record); !may.ok()) return done(may);
   }
   if (version == 0 && impl.LabelVersion(model, label) == 0) {
     return done(absl::NotFoundError(

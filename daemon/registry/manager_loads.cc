@@ -7,7 +7,6 @@
 #include "absl/strings/str_join.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/chunk_pass.h"
-#include "daemon/region/requires_check.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
 
@@ -36,13 +35,13 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
   VersionRecord* record = Find(key);
   if (record == nullptr) return waiter.done(NoSuchVersion(key));
   if (stopping) return waiter.done(StoppingError());
+  // The policy or the machine may be another one since it was loaded.
+  if (record->phase == Phase::kReady || record->phase == Phase::kDraining) {
+    if (const absl::Status may = MayServe(*record); !may.ok()) return waiter.done(may);
+  }
   if (record->phase == Phase::kDraining) StopDrain(*record);
   switch (record->phase) {
     case Phase::kReady:
-      // The policy may have been made stricter since it was loaded.
-      if (const absl::Status complete = MeetsPolicy(*record); !complete.ok()) {
-        return waiter.done(complete);
-      }
       if (record->health != Health::kSuspect && record->reload == nullptr) {
         return waiter.done(absl::OkStatus());
       }
@@ -66,12 +65,6 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
       if (std::ranges::find(waiting_for_room, key) == waiting_for_room.end()) StartLoad(*record);
       return;
   }
-}
-
-absl::Status ModelManager::Impl::MeetsPolicy(const VersionRecord& record) {
-  const absl::Status complete =
-      CheckRequiredFiles(PolicyOf(record.key.model), *record.resident->manifest);
-  return complete.ok() ? complete : AtPath(complete, record.key.ToString());
 }
 
 void ModelManager::Impl::StartLoad(VersionRecord& record) {
@@ -145,9 +138,12 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     loaded = absl::CancelledError(absl::StrCat(key.ToString(), ": the load was cancelled"));
   }
   if (loaded.ok()) {
-    if (auto same = CheckLabelDigests(*record, **loaded); !same.ok()) {
+    absl::Status fit = CheckLabelDigests(*record, **loaded);
+    // A reload of the configuration may have come after the load's own look.
+    if (fit.ok()) fit = MayServe(key, **loaded, *deps.machine.Known());
+    if (!fit.ok()) {
       Drop(*std::move(loaded));
-      loaded = same;
+      loaded = fit;
     }
   }
   if (loaded.ok()) {
@@ -209,6 +205,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
 void ModelManager::Impl::Adopt(VersionRecord& record,
                                std::shared_ptr<const ResidentVersion> resident) {
   record.resident = std::move(resident);
+  record.verdict = {};
   record.digest = record.resident->manifest->digest;
   record.file_bytes = record.resident->manifest->TotalBytes();
   record.last_used = deps.clock.Wall();
@@ -266,6 +263,7 @@ void ModelManager::Impl::FinishReload(
     status = absl::CancelledError(absl::StrCat(key.ToString(), ": the load was cancelled"));
   }
   if (status.ok()) status = CheckLabelDigests(*record, **loaded);
+  if (status.ok()) status = MayServe(key, **loaded, *deps.machine.Known());
   if (status.ok()) {
     Drop(std::exchange(record->resident, nullptr));
     Adopt(*record, *std::move(loaded));

@@ -91,8 +91,10 @@ void ModelManager::SetModelPolicies(std::map<std::string, ModelPolicy> policies)
   for (const auto& [name, policy] : impl.options.model_policies) impl.Book(name);
   for (auto& [name, book] : impl.models) {
     const auto over = impl.options.model_policies.find(name);
-    book.policy = modelhost::Resolve(
-        book.file_policy, over == impl.options.model_policies.end() ? ModelPolicy{} : over->second);
+    impl.SetPolicy(book,
+                   modelhost::Resolve(book.file_policy, over == impl.options.model_policies.end()
+                                                            ? ModelPolicy{}
+                                                            : over->second));
   }
   impl.UpdateReady();
 }
@@ -168,7 +170,7 @@ void ModelManager::Impl::ApplyScannedPolicy(const ScannedModel& model, const Mod
   const auto over = options.model_policies.find(model.name);
   const ModelPolicy configured =
       over == options.model_policies.end() ? ModelPolicy{} : over->second;
-  book.policy = modelhost::Resolve(book.file_policy, configured);
+  SetPolicy(book, modelhost::Resolve(book.file_policy, configured));
   if (model.policy_error.empty() || configured.read_groups.has_value()) {
     const auto it = access.find(model.name);
     book.access = it == access.end() ? nullptr : it->second;

@@ -71,6 +71,7 @@ void ModelManager::Impl::CancelWork() {
   }
   for (auto& [id, publish] : publishes) publish.cancel->Cancel();
   for (auto& [id, cancel] : verifies) cancel->Cancel();
+  if (look != nullptr) look->Cancel();
   UpdateReady();
 }
 
@@ -139,6 +140,7 @@ VersionSnapshot ModelManager::Impl::Snapshot(const VersionRecord& record) const 
   snapshot.health = record.health;
   snapshot.health_reason = record.health_reason;
   snapshot.error = record.error;
+  if (record.resident != nullptr && record.error.ok()) snapshot.error = MayServe(record);
   snapshot.labels = LabelsOf(record.key);
   snapshot.digest = record.digest;
   snapshot.file_bytes = record.file_bytes;
@@ -210,6 +212,8 @@ std::vector<std::string> ModelManager::Impl::NotReadyReasons() const {
       reasons.push_back(absl::StrCat(name, "@", version, ": required, but ",
                                      PhaseName(record->phase), record->error.ok() ? "" : ": ",
                                      record->error.message()));
+    } else if (const absl::Status may = MayServe(*record); !may.ok()) {
+      reasons.push_back(absl::StrCat("required, but not served: ", may.message()));
     }
   }
   return reasons;

@@ -28,6 +28,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/platform/clock.h"
+#include "daemon/platform/machine_facts.h"
 #include "daemon/platform/peer.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/loader.h"
@@ -128,6 +129,7 @@ class ModelManager {
     LabelPublisher& labels;
     const UniqueFd& state_dir;
     const AccessPolicy& access;
+    Machine& machine;
   };
 
   ModelManager(Deps deps, ManagerOptions options, LabelFile labels);
@@ -238,9 +240,14 @@ class ModelManager {
     uint64_t invalid = 0;
   };
   void Rescan(std::function<void(absl::StatusOr<RescanResult>)> done);
-  // New [[models]] of the configuration; they hold for loads that start later. Rescan makes them
-  // seen.
+  // New [[models]] of the configuration; they hold for loads and grants that start later. Rescan
+  // makes them seen.
   void SetModelPolicies(std::map<std::string, ModelPolicy> policies);
+
+  // After the policies, or what is known of the machine, may have changed: loads the labelled
+  // versions that FAILED again, and looks at the machine for what is READY. A version that may not
+  // be served any more is not granted and gets no label; leases on it go on.
+  void ReviewServed();
 
   absl::StatusOr<OperationSnapshot> GetOperation(OperationId operation) const;
   std::vector<OperationSnapshot> ListOperations()

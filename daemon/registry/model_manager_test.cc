@@ -436,7 +436,7 @@ TEST_F(ManagerTest, AVersionThatWasReadyBeforeThePolicyGrewIsNotMadeTheServedOne
 TEST_F(ManagerTest, WhatIsForAnotherMachineFailsAndIsNotQuarantined) {
   Boot();
   ASSERT_TRUE(Swap(1).status.ok());
-  machine_.facts.platform = {{"linux-aarch64"}, "uname", ""};
+  SetPlatform("linux-aarch64");
   const std::string bytes = SafetensorsBytes({{"w", {7, 8, 9}}});
   ASSERT_TRUE(PublishOne(3, bytes, {{"platform", "linux-x86_64"}}).status.ok());
   EXPECT_THAT(Version(3).requirements, ElementsAre(::testing::Pair("platform", "linux-x86_64")));
@@ -444,7 +444,7 @@ TEST_F(ManagerTest, WhatIsForAnotherMachineFailsAndIsNotQuarantined) {
   EXPECT_TRUE(absl::IsFailedPrecondition(swapped.status)) << swapped.status;
   EXPECT_EQ(PhaseOf(3), Phase::kFailed);
   EXPECT_EQ(OnLoop([&] { return manager_->Resolve("planner", "stable")->version; }), 1U);
-  machine_.facts.platform.values = {"linux-x86_64"};
+  SetPlatform("linux-x86_64");
   EXPECT_TRUE(Swap(3).status.ok());
   EXPECT_EQ(PhaseOf(3), Phase::kReady);
 }

@@ -102,7 +102,8 @@ class ManagerTest : public ::testing::Test {
     options.health_interval = absl::Milliseconds(50);
     manager_ = std::make_unique<ModelManager>(
         ModelManager::Deps{*os_, clock_, *loop_, *pool_, *short_work_, *store_, *publisher_,
-                           *loader_, *verified_, *host_, *memlock_, *page_, state_dir_, *access_},
+                           *loader_, *verified_, *host_, *memlock_, *page_, state_dir_, *access_,
+                           machine_},
         options, labels);
     manager_->AddObserver(observer_.get());
     absl::Notification running;  // Until the loop runs, this thread counts as it.
@@ -221,6 +222,11 @@ class ManagerTest : public ::testing::Test {
                   return manager_->OfferUpload(owner, ticket->ticket, 0, std::move(fds), true);
                 }).ok());
     return Await(ticket->operation);
+  }
+
+  // While no load runs.
+  void SetPlatform(const std::string& platform) {
+    OnLoop([&] { machine_.facts.platform = {{platform}, "uname", ""}; });
   }
 
   // Changes the last byte of a version's file where it is.

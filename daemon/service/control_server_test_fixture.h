@@ -72,7 +72,7 @@ class ControlServerTest : public ::testing::Test {
     pool_ = std::make_unique<ThreadPool>("work", 3);
     manager_ = std::make_unique<ModelManager>(
         ModelManager::Deps{os_, clock_, *loop_, *pool_, *pool_, *store_, *publisher_, *loader_,
-                           *verified_, host_, memlock_, page_, state_dir_, *access_},
+                           *verified_, host_, memlock_, page_, state_dir_, *access_, machine_},
         options, LabelFile{.epoch = 7, .labels = {}});
     for (Observer* observer : std::initializer_list<Observer*>{&health_, &watcher_, &refusals_}) {
       manager_->AddObserver(observer);

@@ -42,6 +42,10 @@ absl::StatusOr<std::unique_ptr<StagedVersion>> Publisher::Stage(
   if (absl::Status names = CheckVersionPaths(std::move(paths)); !names.ok()) {
     return Prefix(ref, names);
   }
+  if (requirements.size() > kMostRequirements) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ref, ": requires: more than ", kMostRequirements, " keys"));
+  }
   for (const auto& [key, value] : requirements) {
     if (absl::Status good = CheckRequirement(key, value); !good.ok()) {
       return Prefix(absl::StrCat(ref, ": requires"), good);

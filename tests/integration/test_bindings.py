@@ -145,6 +145,37 @@ class Engines(Bound):
         self.daemon.reload()
         self.ctl("load", "planner@1")
 
+    def configure(self, text):
+        self.daemon.config_text = text
+        self.daemon.command()  # Writes the file.
+        self.daemon.reload()
+
+    def test_a_reload_that_takes_the_machine_away_stops_grants_and_labels(self):
+        self.engine(1, JETSON)
+        self.ctl("swap", "planner", "--version", "1")
+        client = self.client()
+        client.ok("acquire", ref="planner")
+        self.configure(MACHINE.replace("10.3.0", "8.6.1"))
+        wait_for("the reason", lambda: "8.6.1" in self.reason(1)[1])
+        self.assertEqual(self.reason(1)[0], "READY")
+        for command in [("load", "planner@1"), ("label", "set", "planner:canary", "1"),
+                        ("swap", "planner", "--version", "1", "--label", "other")]:
+            result = self.daemon.ctl(*command)
+            self.assertIn(result.code, (EXIT_CONFLICT, EXIT_OLD_SERVES), str(result))
+            self.assertIn("tensorrt must be 10.3.0", result.err)
+            self.assertIn("8.6.1", result.err)
+        result = self.daemon.ctl("exec", "planner", "--", "/bin/true")
+        self.assertNotEqual(result.code, 0, str(result))
+        self.assertIn("8.6.1", result.err)
+        # Who holds it keeps it.
+        self.assertEqual(client.ok("file", path="model.engine")["sha256"],
+                         models.sha256(self.folder / "engine-1/model.engine"))
+        self.configure(MACHINE)
+        wait_for("no reason", lambda: not self.reason(1)[1])
+        self.ctl("label", "set", "planner:canary", "1")
+        self.assertEqual(self.served()["sha256"],
+                         models.sha256(self.folder / "engine-1/model.engine"))
+
     def test_a_label_on_it_does_not_make_it_ready_at_a_start(self):
         self.engine(1, JETSON)
         self.ctl("swap", "planner", "--version", "1")
@@ -153,6 +184,12 @@ class Engines(Bound):
         self.daemon.start()
         wait_for("the load to fail", lambda: self.reason(1)[0] == "FAILED")
         self.assertIn("8.9", self.reason(1)[1])
+        # The way out that the error names.
+        self.assertIn("set machine.compute_capability in modelhostd.toml and reload",
+                      self.reason(1)[1])
+        self.configure(MACHINE)
+        wait_for("it to be served", lambda: self.reason(1)[0] == "READY")
+        self.served()
 
     def test_a_file_that_is_no_plan_is_quarantined(self):
         folder = write_engine(self.folder / "cut", 1)
