@@ -376,8 +376,7 @@ TEST(PickleTest, ValuesAreBoundedByTheStream) {
     for (size_t i = 0; i < kMany / what.size(); ++i) out += what;
     return out;
   };
-  for (const std::string& what :
-       {std::string("]a"), std::string("Na"), std::string("N\x85\x85") + "a"}) {
+  for (const std::string& what : {std::string("]a"), std::string("N\x85\x85") + "a"}) {
     EXPECT_THAT(RefusalOfValue(repeat(what).substr(0, kMany)), HasSubstr("more values than"))
         << what;
   }
