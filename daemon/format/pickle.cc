@@ -6,6 +6,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/format/byte_reader.h"
+#include "daemon/format/pickle_number.h"
 #include "daemon/format/pickle_opcodes.h"
 #include "daemon/format/text.h"
 
@@ -24,6 +25,14 @@ constexpr uint64_t kMaxStreamBytes = 100'000'000;
 // torch writes 1000 items of a container at a time.
 constexpr size_t kMaxStack = 1'000'000;
 constexpr uint8_t kMaxProtocol = 5;
+// What the values of a pickle may take. torch.save's own take 3 to 5 bytes per byte.
+constexpr uint64_t kValueBytesPerByte = 6;
+constexpr uint64_t kFreeValueBytes = uint64_t{48} << 20;
+// An entry of a hash table with what is left free.
+constexpr uint64_t kSparseSlotBytes = 64;
+constexpr uint64_t kStorageEntryBytes = 40;
+// What readers keep beside each storage and tensor.
+constexpr uint64_t kNoteBytes = 32;
 
 // Python's decoder of pickles lets a lone surrogate pass.
 bool IsPythonText(std::string_view text) {
@@ -46,7 +55,9 @@ bool IsPythonText(std::string_view text) {
 class PickleMachine {
  public:
   PickleMachine(std::string_view file, std::span<const std::byte> stream)
-      : file_(file), in_(file, kPickleHint, stream) {
+      : file_(file),
+        in_(file, kPickleHint, stream),
+        bytes_left_(kFreeValueBytes + kValueBytesPerByte * stream.size()) {
     out_.text_ = std::string_view(reinterpret_cast<const char*>(stream.data()), stream.size());
   }
 
@@ -90,6 +101,7 @@ class PickleMachine {
     memo_.reserve(bytes / 16);
     out_.tensors_.reserve(bytes / 128);
     out_.storages_.reserve(bytes / 128);
+    storage_numbers_.reserve(bytes / 256);
   }
 
   bool Step() {
@@ -218,10 +230,36 @@ class PickleMachine {
     marks_.pop_back();
   }
   // Moves the last values to the items.
-  void MoveToItems(size_t count) {
+  bool MoveToItems(size_t count) {
+    if (!Charge(count * sizeof(PickleValue))) return false;
     const auto from = stack_.end() - static_cast<ptrdiff_t>(count);
+    MakeRoom(out_.items_, count);
     out_.items_.insert(out_.items_.end(), from, stack_.end());
     stack_.erase(from, stack_.end());
+    return true;
+  }
+
+  // Memory.
+
+  bool Charge(uint64_t bytes) {
+    if (bytes > bytes_left_) {
+      return Fail(absl::StrCat("more values than a pickle of ", in_.size(), " bytes is given"));
+    }
+    bytes_left_ -= bytes;
+    return true;
+  }
+  // By quarters: of large vectors, twice as much would be most of the memory.
+  template <typename T>
+  static void MakeRoom(std::vector<T>& vector, size_t more = 1) {
+    const size_t size = vector.size();
+    if (vector.capacity() - size < more) vector.reserve(size + std::max(more, size / 4 + 16));
+  }
+  template <typename T>
+  bool Keep(std::vector<T>& vector, const T& value, uint64_t beside = 0) {
+    if (!Charge(sizeof(T) + beside)) return false;
+    MakeRoom(vector);
+    vector.push_back(value);
+    return true;
   }
 
   // Scalars.
@@ -236,10 +274,16 @@ class PickleMachine {
   bool Long() {
     uint8_t size = 0;
     std::string_view raw;
-    if (!in_.Little("a length", &size) || !in_.Text("a number", size, &raw)) return false;
-    if (size > sizeof(int64_t)) return Push({PickleKind::kOpaque});
-    uint64_t value = size > 0 && (static_cast<uint8_t>(raw.back()) & 0x80) != 0 ? ~uint64_t{0} : 0;
-    for (size_t i = size; i > 0; --i) value = value << 8 | static_cast<uint8_t>(raw[i - 1]);
+    if (!in_.Little("a length", &size)) return false;
+    const uint64_t at = in_.offset();
+    if (!in_.Text("a number", size, &raw)) return false;
+    raw = TrimSignBytes(raw);
+    if (raw.size() > sizeof(int64_t)) {
+      return Push({PickleKind::kLongInt, static_cast<uint32_t>(raw.size()), at});
+    }
+    uint64_t value =
+        !raw.empty() && (static_cast<uint8_t>(raw.back()) & 0x80) != 0 ? ~uint64_t{0} : 0;
+    for (size_t i = raw.size(); i > 0; --i) value = value << 8 | static_cast<uint8_t>(raw[i - 1]);
     return Push({PickleKind::kInt, 0, value});
   }
 
@@ -259,15 +303,14 @@ class PickleMachine {
   bool PushTuple(size_t count, bool marked = false) {
     if (!Need(count)) return false;
     const PickleValue tuple{PickleKind::kTuple, static_cast<uint32_t>(count), out_.items_.size()};
-    MoveToItems(count);
+    if (!MoveToItems(count)) return false;
     if (marked) DropMark();
     return Push(tuple);
   }
 
   bool PushContainer(PickleKind kind, bool ordered = false) {
     const PickleValue value{kind, 0, out_.containers_.size()};
-    out_.containers_.push_back({0, 0, 0, ordered});
-    return Push(value);
+    return Keep(out_.containers_, {0, 0, 0, ordered}) && Push(value);
   }
 
   bool ExtendToMark(PickleKind kind) {
@@ -280,7 +323,7 @@ class PickleMachine {
     if (mark == 0) return Fail("no container in front of the mark");
     const PickleValue container = stack_[mark - 1];
     if (container.kind != kind) return FailContainer(kind);
-    AddRun(container, count);
+    if (!AddRun(container, count)) return false;
     DropMark();
     return true;
   }
@@ -289,8 +332,7 @@ class PickleMachine {
     if (!Need(count + 1)) return false;
     const PickleValue container = stack_[stack_.size() - count - 1];
     if (container.kind != kind) return FailContainer(kind);
-    AddRun(container, count);
-    return true;
+    return AddRun(container, count);
   }
 
   bool FailContainer(PickleKind kind) {
@@ -299,26 +341,27 @@ class PickleMachine {
   }
 
   // Moves the last `count` values of the stack into a list or dict.
-  void AddRun(const PickleValue& value, size_t count) {
+  bool AddRun(const PickleValue& value, size_t count) {
     const uint64_t at = out_.items_.size();
-    MoveToItems(count);
-    AppendRun(out_.containers_[value.bits], at, static_cast<uint32_t>(count));
+    return MoveToItems(count) &&
+           AppendRun(out_.containers_[value.bits], at, static_cast<uint32_t>(count));
   }
-  void AppendRun(Pickle::Container& container, uint64_t at, uint32_t count) {
-    if (count == 0) return;
+  bool AppendRun(Pickle::Container& container, uint64_t at, uint32_t count) {
+    if (count == 0) return true;
     container.items += count;
     if (container.last != 0) {
       Pickle::Run& last = out_.runs_[container.last - 1];
       if (last.at + last.count == at) {
         last.count += count;
-        return;
+        return true;
       }
     }
-    out_.runs_.push_back({at, count, 0});
+    if (!Keep(out_.runs_, {at, count, 0})) return false;
     const auto number = static_cast<uint32_t>(out_.runs_.size());
     if (container.last != 0) out_.runs_[container.last - 1].next = number;
     if (container.first == 0) container.first = number;
     container.last = number;
+    return true;
   }
 
   // The memo. Writers count up from 0; any other slot goes into the table.
@@ -343,9 +386,10 @@ class PickleMachine {
     if (slot < memo_.size()) {
       memo_[slot] = value;
     } else if (slot == memo_.size() && !sparse_memo_.contains(slot)) {
-      memo_.push_back(value);
+      return Keep(memo_, value);
     } else {
-      sparse_memo_[slot] = value;
+      const auto [at, added] = sparse_memo_.insert_or_assign(slot, value);
+      return !added || Charge(kSparseSlotBytes);
     }
     return true;
   }
@@ -360,8 +404,7 @@ class PickleMachine {
                        " is not one that weights need"),
           kGlobalHint);
     }
-    globals_.push_back(global);
-    return Push({PickleKind::kGlobal, 0, globals_.size() - 1});
+    return Keep(globals_, global) && Push({PickleKind::kGlobal, 0, globals_.size() - 1});
   }
 
   bool Global() {
@@ -481,7 +524,8 @@ class PickleMachine {
   // Copies cost; a stream that is honest copies what it has written just before.
   bool PayForCopy(size_t items) {
     copied_ += items;
-    return copied_ <= in_.size() || Fail("copies more items than the pickle has bytes");
+    if (copied_ > in_.size()) return Fail("copies more items than the pickle has bytes");
+    return Charge(items * sizeof(PickleValue));
   }
 
   bool MakeDict(const PickleGlobal& global, std::span<const PickleValue> args) {
@@ -491,8 +535,10 @@ class PickleMachine {
       const bool dict = args[0].kind == PickleKind::kDict;
       if (!dict && args[0].kind != PickleKind::kList)
         return FailCall(global, "needs a dict or list");
+      const uint64_t items = out_.Items(args[0]) * (dict ? 1 : 2);
+      if (!PayForCopy(items)) return false;
+      copy.reserve(items);
       while (const PickleValue* item = cursor.Next()) {
-        if (!PayForCopy(dict ? 1 : 2)) return false;
         if (dict) {
           copy.push_back(*item);
           continue;
@@ -516,20 +562,20 @@ class PickleMachine {
         return FailCall(global, "needs a list");
       }
       Pickle::Cursor cursor(out_, args[0]);
-      while (const PickleValue* item = cursor.Next()) {
-        if (!PayForCopy(1)) return false;
-        copy.push_back(*item);
-      }
+      if (!PayForCopy(out_.Items(args[0]))) return false;
+      copy.reserve(out_.Items(args[0]));
+      while (const PickleValue* item = cursor.Next()) copy.push_back(*item);
     }
     return PushContainer(PickleKind::kList) && PutItems(copy);
   }
 
   // Into the container on top of the stack.
   bool PutItems(const std::vector<PickleValue>& items) {
+    if (!Charge(items.size() * sizeof(PickleValue))) return false;
     const uint64_t at = out_.items_.size();
+    MakeRoom(out_.items_, items.size());
     out_.items_.insert(out_.items_.end(), items.begin(), items.end());
-    AppendRun(out_.containers_[stack_.back().bits], at, static_cast<uint32_t>(items.size()));
-    return true;
+    return AppendRun(out_.containers_[stack_.back().bits], at, static_cast<uint32_t>(items.size()));
   }
 
   bool MakeTensor(const PickleGlobal& global, std::span<const PickleValue> args) {
@@ -563,8 +609,8 @@ class PickleMachine {
     if (tensor.metadata.kind != PickleKind::kNone && tensor.metadata.kind != PickleKind::kDict) {
       return FailCall(global, "has metadata that is no dict");
     }
-    out_.tensors_.push_back(tensor);
-    return Push({PickleKind::kTensor, 0, out_.tensors_.size() - 1});
+    return Keep(out_.tensors_, tensor, kNoteBytes) &&
+           Push({PickleKind::kTensor, 0, out_.tensors_.size() - 1});
   }
 
   // Sets attributes. An OrderedDict has them (the versions of a state_dict); they hold no weights.
@@ -603,8 +649,14 @@ class PickleMachine {
       return Fail("a storage whose element count is no number from 0");
     }
     storage.count = parts[4].bits;
-    out_.storages_.push_back(storage);
-    return Push({PickleKind::kStorage, 0, out_.storages_.size() - 1});
+    // A tuple from the memo may be a persistent id over and over; its long key is looked at once.
+    const auto [at, added] = storage_numbers_.try_emplace(
+        storage.key.bits, static_cast<uint32_t>(out_.storages_.size()));
+    if (added || !IsSameDeclaration(out_.storages_[at->second], storage)) {
+      at->second = static_cast<uint32_t>(out_.storages_.size());
+      if (!Keep(out_.storages_, storage, kNoteBytes + kStorageEntryBytes)) return false;
+    }
+    return Push({PickleKind::kStorage, 0, at->second});
   }
 
   // The frame of the stream.
@@ -648,6 +700,8 @@ class PickleMachine {
   std::vector<PickleValue> memo_;
   absl::flat_hash_map<uint64_t, PickleValue> sparse_memo_;
   std::vector<const PickleGlobal*> globals_;
+  absl::flat_hash_map<uint64_t, uint32_t> storage_numbers_;  // The last one, by place of its key.
+  uint64_t bytes_left_;
   uint64_t copied_ = 0;
   uint64_t op_at_ = 0;
   uint8_t op_ = 0;
@@ -677,6 +731,10 @@ const PickleValue* Pickle::Cursor::Next() {
     next_ = run.next;
   }
   return &pickle_->items_[at_++];
+}
+
+bool IsSameDeclaration(const PickleStorage& a, const PickleStorage& b) {
+  return a.type->role == b.type->role && a.type->dtype == b.type->dtype && a.count == b.count;
 }
 
 absl::StatusOr<Pickle> Pickle::Read(std::string_view file, std::span<const std::byte> stream) {

@@ -48,6 +48,8 @@ std::string Shown(const Pickle& pickle, const PickleValue& value, int depth = 0)
       return value.bits == 0 ? "False" : "True";
     case PickleKind::kInt:
       return absl::StrCat(value.AsInt());
+    case PickleKind::kLongInt:
+      return absl::StrCat("long", value.size);
     case PickleKind::kFloat:
       return "float";
     case PickleKind::kText:
@@ -89,7 +91,12 @@ TEST(PickleTest, ReadsPlainValues) {
   EXPECT_EQ(ValueOfWhole("\x8a\x01\xff"), "-1");
   EXPECT_EQ(ValueOfWhole(std::string("\x8a\x02\xff\x00", 4)), "255");
   EXPECT_EQ(ValueOfWhole("\x8a\x08" + Le(INT64_MIN)), "-9223372036854775808");
-  EXPECT_EQ(ValueOfWhole("\x8a\x09" + std::string(9, '\x01')), "opaque");
+  EXPECT_EQ(ValueOfWhole("\x8a\x09" + std::string(9, '\x01')), "long9");
+  // Bytes that repeat the sign say nothing.
+  EXPECT_EQ(ValueOfWhole("\x8a\x0c" + std::string(10, '\x01') + std::string(2, '\0')), "long10");
+  EXPECT_EQ(ValueOfWhole("\x8a\x09\x04" + std::string(8, '\0')), "4");
+  EXPECT_EQ(ValueOfWhole("\x8a\x20" + std::string(32, '\xff')), "-1");
+  EXPECT_EQ(ValueOfWhole("\x8a\x09" + Le(uint64_t{1} << 63) + '\0'), "long9");
   EXPECT_EQ(ValueOfWhole("G12345678"), "float");
   EXPECT_EQ(ValueOfWhole(pk::Text("a\xc3\xa9")), "'a\xc3\xa9'");
   EXPECT_EQ(ValueOfWhole(pk::Text("\xed\xa0\x80")), "'\xed\xa0\x80'");  // A lone surrogate.
@@ -340,6 +347,44 @@ TEST(PickleTest, CopiesAreBoundedByTheStream) {
   for (int i = 0; i < 50; ++i) stream += pk::Call("builtins", "set", {"h\x01"});
   EXPECT_THAT(RefusalOfValue(stream + "e"),
               HasSubstr("copies more items than the pickle has bytes"));
+}
+
+TEST(PickleTest, OnePersistentIdIsOneStorage) {
+  const std::string id = pk::Tuple({pk::Text("storage"), pk::Global("torch", "FloatStorage"),
+                                    pk::Text("0"), pk::Text("cpu"), pk::Int(4)});
+  auto pickle = Read(pk::Whole("](" + id + "q\x01Qh\x01Qh\x01Q" + id + "Qe"));
+  ASSERT_TRUE(pickle.ok()) << pickle.status();
+  EXPECT_EQ(pickle->storages().size(), 2u);
+  EXPECT_EQ(Shown(*pickle, pickle->root()), "[storage0 storage0 storage0 storage1]");
+  // Other words about the same key are another storage, for the reader to compare.
+  const std::string key = pk::Text("0") + "q\x01";
+  const auto other = [](const std::string& name, int64_t count, const std::string& text) {
+    return pk::Tuple({pk::Text("storage"), pk::Global("torch", name), text, pk::Text("cpu"),
+                      pk::Int(count)}) +
+           "Q";
+  };
+  EXPECT_EQ(ValueOfWhole("](" + other("FloatStorage", 4, key) + other("IntStorage", 4, "h\x01") +
+                         other("IntStorage", 3, "h\x01") + other("IntStorage", 3, "h\x01") + "e"),
+            "[storage0 storage1 storage2 storage2]");
+}
+
+// 48 MiB are free; each of these would take 16 bytes and more per byte.
+TEST(PickleTest, ValuesAreBoundedByTheStream) {
+  constexpr size_t kMany = 6'000'000;
+  const auto repeat = [](const std::string& what) {
+    std::string out = std::string("]");
+    for (size_t i = 0; i < kMany / what.size(); ++i) out += what;
+    return out;
+  };
+  for (const std::string& what : {std::string("]a"), std::string("N\x85\x85") + "a"}) {
+    EXPECT_THAT(RefusalOfValue(repeat(what).substr(0, kMany)), HasSubstr("more values than"))
+        << what;
+  }
+  std::string sparse;
+  for (uint32_t i = 0; i < 1'500'000; ++i) sparse += "r" + Le(i + 7);
+  EXPECT_THAT(RefusalOfValue("N" + sparse), HasSubstr("more values than"));
+  // Texts are not kept.
+  EXPECT_EQ(RefusalOfValue(pk::Text(std::string(kMany, 'x'))), "accepted");
 }
 
 TEST(PickleTest, StoragesAndTensors) {

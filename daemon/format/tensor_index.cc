@@ -45,9 +45,16 @@ void TensorIndex::Add(const TensorInfo& tensor) {
   // Strides of another length than the shape would be a bug of the reader; they are not kept.
   entry.strided = !tensor.strides.empty() && tensor.strides.size() == tensor.shape.size();
   if (!tensor.reason.empty()) {
-    // Readers give the same few reasons over and over; the last one is usually right.
-    if (reasons_.empty() || reasons_.back() != tensor.reason) reasons_.emplace_back(tensor.reason);
-    entry.reason = static_cast<uint32_t>(reasons_.size());
+    // Readers give the same few reasons over and over: one of the last is usually right.
+    constexpr size_t kLast = 8;
+    size_t number = reasons_.size();
+    const size_t end = number > kLast ? number - kLast : 0;
+    while (number > end && reasons_[number - 1] != tensor.reason) --number;
+    if (number == end) {
+      reasons_.emplace_back(tensor.reason);
+      number = reasons_.size();
+    }
+    entry.reason = static_cast<uint32_t>(number);
   }
   names_.append(tensor.name);
   dims_.insert(dims_.end(), tensor.shape.begin(), tensor.shape.end());

@@ -45,6 +45,7 @@ struct ZipEntry {
   std::string extra;    // In the central directory.
   uint16_t disk = 0;
   std::string comment;
+  uint32_t date = 0;  // And time.
   // The local header, where it differs.
   std::string local_name;
   std::string local_extra;
@@ -53,6 +54,7 @@ struct ZipEntry {
   uint32_t local_crc = 0;
   uint32_t local_bytes = 0;
   uint32_t local_stored = 0;
+  uint32_t local_date = 0;
   std::string descriptor;
   // The central directory, where it is not what follows from the above.
   std::string before;        // Bytes in front of the local header.
@@ -109,11 +111,11 @@ class ZipBuilder {
       const uint64_t pad = alignment == 0 ? 0 : (alignment - bare % alignment) % alignment;
       if (alignment != 0) extra += "FB" + Le(static_cast<uint16_t>(pad)) + std::string(pad, 'Z');
       out += Le(0x04034b50u) + Le<uint16_t>(0) + Le(entry.local_flags) + Le(entry.local_method) +
-             Le(0u) + Le(entry.local_crc) + Le(entry.local_stored) + Le(entry.local_bytes) +
-             Le(static_cast<uint16_t>(entry.local_name.size())) +
+             Le(entry.local_date) + Le(entry.local_crc) + Le(entry.local_stored) +
+             Le(entry.local_bytes) + Le(static_cast<uint16_t>(entry.local_name.size())) +
              Le(static_cast<uint16_t>(extra.size())) + entry.local_name + extra + entry.data +
              entry.descriptor;
-      central += Le(0x02014b50u) + Le(0u) + Le(entry.flags) + Le(entry.method) + Le(0u) +
+      central += Le(0x02014b50u) + Le(0u) + Le(entry.flags) + Le(entry.method) + Le(entry.date) +
                  Le(entry.crc) + Le(Narrow(entry.stored)) + Le(Narrow(entry.bytes)) +
                  Le(static_cast<uint16_t>(entry.name.size())) +
                  Le(static_cast<uint16_t>(entry.extra.size())) +

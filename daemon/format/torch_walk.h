@@ -1,7 +1,8 @@
 // Gives the tensors in a checkpoint's pickle their names.
 //
 // Thread-safe: no state. Time and memory are bounded by the size of the pickle: parts without
-// tensors are walked once, and names beyond a multiple of the pickle's own bytes are refused.
+// tensors are walked once, the keys of a dict compared once, and an index (names, dimensions,
+// entries) beyond a multiple of the pickle's own bytes is refused.
 #pragma once
 
 #include <cstdint>

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
+#include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
@@ -75,6 +76,10 @@ class TorchReader {
     uint64_t offset = 0;  // In bytes, in the member.
     uint64_t bytes = 0;
     bool row_major = true;
+    // What is still to be done to the values; see SetLazyBits.
+    bool conjugate = false;
+    bool negate = false;
+    bool unknown = false;
   };
 
   bool Fail(std::string_view why, std::string_view hint = kTorchHint,
@@ -111,27 +116,34 @@ class TorchReader {
     }
     root_ = first.substr(0, slash + 1);
     numbers_.reserve(members_.size());
+    size_t total = 0;
+    for (const ZipMember& member : members_) total += member.name.size();
+    lower_names_.reserve(total);  // Pieces of it are the keys.
     for (size_t i = 0; i < members_.size(); ++i) {
       const ZipMember& member = members_[i];
       if (!member.name.starts_with(root_)) {
         return Fail(absl::StrCat("member ", Quoted(member.name), " is not in the folder ",
                                  Quoted(root_), " of the others"));
       }
-      numbers_.emplace(AsAbsl(member.name.substr(root_.size())), i);
+      const size_t at = lower_names_.size();
+      for (const char c : member.name.substr(root_.size())) {
+        lower_names_ += absl::ascii_tolower(static_cast<unsigned char>(c));
+      }
+      numbers_.emplace(absl::string_view(lower_names_).substr(at), i);
     }
     return true;
   }
 
+  // As torch does: whatever the case of letters is in the archive. `name` has small letters.
   const ZipMember* Find(std::string_view name) const {
     const auto at = numbers_.find(AsAbsl(name));
     return at == numbers_.end() ? nullptr : &members_[at->second];
   }
 
   bool CheckKind() {
-    const bool code =
-        std::any_of(members_.begin(), members_.end(), [this](const ZipMember& member) {
-          return member.name.substr(root_.size()).starts_with("code/");
-        });
+    const bool code = std::any_of(numbers_.begin(), numbers_.end(), [](const auto& entry) {
+      return absl::StartsWith(entry.first, "code/");
+    });
     if (code || Find("constants.pkl") != nullptr) {
       return Refuse("a TorchScript archive: a program, not a checkpoint", kScriptHint);
     }
@@ -197,6 +209,7 @@ class TorchReader {
         return Fail(absl::StrCat("the storage key ", Quoted(key), " is no plain name"));
       }
       record.assign(kData).append(key);
+      absl::AsciiStrToLower(&record);
       const ZipMember* member = Find(record);
       if (member == nullptr) {
         return Fail(absl::StrCat("storage ", Quoted(key), " has no member ", Quoted(record)));
@@ -205,8 +218,7 @@ class TorchReader {
       if (first == nullptr) {
         first = &storage;
         if (!CheckStorageSize(storage, *member)) return false;
-      } else if (first->type->role != storage.type->role ||
-                 first->type->dtype != storage.type->dtype || first->count != storage.count) {
+      } else if (!IsSameDeclaration(*first, storage)) {
         // torch would take the first for both.
         return Fail(absl::StrCat("storage ", Quoted(key), " is declared as ", first->count, " of ",
                                  AsAbsl(first->type->name), " and as ", storage.count, " of ",
@@ -239,7 +251,7 @@ class TorchReader {
     views_.reserve(pickle_->tensors().size());
     for (const PickleTensor& tensor : pickle_->tensors()) {
       View view;
-      if (!CheckView(tensor, &view)) return false;
+      if (!CheckView(tensor, &view) || !SetLazyBits(tensor, &view)) return false;
       views_.push_back(view);
     }
     return true;
@@ -309,7 +321,7 @@ class TorchReader {
   }
 
   // The bytes of a lazy view are not its values until someone works them out.
-  bool FindLazyBits(const PickleTensor& tensor, std::string* reason) {
+  bool SetLazyBits(const PickleTensor& tensor, View* view) {
     constexpr int kMostItems = 8;
     if (tensor.metadata.kind != PickleKind::kDict) return true;
     Pickle::Cursor cursor(*pickle_, tensor.metadata);
@@ -318,11 +330,20 @@ class TorchReader {
       const PickleValue* value = cursor.Next();
       if (++items > kMostItems) return FailTensor(tensor, "has too much metadata");
       if (value->kind == PickleKind::kBool && value->bits == 0) continue;
-      absl::StrAppend(reason, reason->empty() ? "the values are not as stored: " : ", ",
-                      key->kind == PickleKind::kText ? Quoted(pickle_->Text(*key)) : "?",
-                      " is still to be done");
+      const std::string_view bit =
+          key->kind == PickleKind::kText ? pickle_->Text(*key) : std::string_view();
+      (bit == "conj" ? view->conjugate : bit == "neg" ? view->negate : view->unknown) = true;
     }
     return true;
+  }
+
+  // Short and few: a tensor may be in many places. Empty for values that are as stored.
+  static std::string_view ReasonOf(const View& view) {
+    if (view.unknown) return "the values are not as stored: the metadata has an unknown key";
+    if (view.conjugate && view.negate) return "the values are not as stored: conj and neg are set";
+    if (view.conjugate) return "the values are not as stored: conj is set";
+    if (view.negate) return "the values are not as stored: neg is set";
+    return {};
   }
 
   absl::Status AddTensors(uint64_t pickle_bytes) {
@@ -354,8 +375,6 @@ class TorchReader {
       shape[i] = sizes[i].AsInt();
       steps[i] = strides[i].AsInt();
     }
-    std::string reason;
-    if (!FindLazyBits(tensor, &reason)) return status_;
     TensorInfo info;
     info.name = name;
     info.dtype = tensor.dtype;
@@ -364,13 +383,13 @@ class TorchReader {
     info.file = file_;
     info.offset = member.data_at + view.offset;
     info.nbytes = view.bytes;
+    info.reason = ReasonOf(view);
     if (member.deflated) {
-      reason = absl::StrCat("its member ", Quoted(member.name), " is compressed");
+      info.reason = "its member of the archive is compressed";
       info.offset = member.data_at;
       info.nbytes = member.stored_bytes;
     }
-    info.mappable = reason.empty();
-    info.reason = reason;
+    info.mappable = info.reason.empty();
     index_.Add(info);
     return absl::OkStatus();
   }
@@ -381,7 +400,8 @@ class TorchReader {
   TensorIndex& index_;
   std::vector<ZipMember> members_;
   std::string_view root_;                                   // With its slash.
-  absl::flat_hash_map<absl::string_view, size_t> numbers_;  // By the name below the root.
+  std::string lower_names_;                                 // Of all members, below the root.
+  absl::flat_hash_map<absl::string_view, size_t> numbers_;  // By the name in lower_names_.
   std::string pickle_file_;                                 // For errors.
   const Pickle* pickle_ = nullptr;
   std::vector<Place> places_;                          // Of each storage of the pickle.

@@ -301,6 +301,15 @@ TEST(TorchZipTest, NamesArePathsThroughDictsAndLists) {
       ElementsAre("model.l.w", "model.l.b", "state.0.exp_avg", "state.-7", "list.0", "list.2.0",
                   "\xd1\x8f"));
   EXPECT_THAT(NamesIn(pk::Dict({{"U\x01w", pk::Four()}})), ElementsAre("w"));
+  // Integers have no upper end.
+  const std::string wide = "\x8a\x09" + std::string(8, '\0') + '\x40';
+  EXPECT_THAT(NamesIn(pk::Dict({{wide, pk::Four()}, {"K\x01", pk::Four()}})),
+              ElementsAre("1180591620717411303424", "1"));
+  EXPECT_THAT(RefusalOfValue(pk::Dict({{wide, pk::Four()}, {wide, "N"}})),
+              HasSubstr("duplicate key 1180591620717411303424 in one dict"));
+  // Nor does it matter how long they are written.
+  EXPECT_THAT(NamesIn(pk::Dict({{"\x8a\x0a\x05" + std::string(9, '\0'), pk::Four()}})),
+              ElementsAre("5"));
   EXPECT_THAT(NamesIn("]"), IsEmpty());
   EXPECT_THAT(NamesIn("K\x01"), IsEmpty());
   EXPECT_THAT(
@@ -372,6 +381,19 @@ TEST(TorchZipTest, TheWalkEnds) {
   for (int i = 0; i < 20'000; ++i) wide += "h\x01";
   EXPECT_THAT(RefusalOfValue(pk::Dict({{pk::Text(std::string(20'000, 'k')), wide + "e"}})),
               HasSubstr("far longer than the pickle"));
+  // Many dimensions of one tensor; shared dicts of which each has another name.
+  const std::vector<int64_t> ones(62, 1);
+  std::vector<int64_t> size = ones, stride(62, 4);
+  size.insert(size.end(), {2, 2}), stride.insert(stride.end(), {1, 2});
+  std::string deep_shape =
+      "](" + pk::View(pk::Storage("FloatStorage", "0", 4), 0, size, stride) + "q\x01";
+  for (int i = 0; i < 50'000; ++i) deep_shape += "h\x01";
+  EXPECT_THAT(RefusalOfValue(deep_shape + "e"), HasSubstr("far longer than the pickle"));
+  std::string shared =
+      "](" + pk::Dict({{pk::Text(std::string(10'000, 'k')), pk::List({pk::Four()})}}) + "q\x01";
+  for (int i = 0; i < 20'000; ++i) shared += "h\x01";
+  EXPECT_THAT(RefusalOfValue(shared + "e"),
+              AnyOf(HasSubstr("in so many places"), HasSubstr("far longer than the pickle")));
 }
 
 TEST(TorchZipTest, LazyBitsAreNotMappable) {
@@ -380,11 +402,21 @@ TEST(TorchZipTest, LazyBitsAreNotMappable) {
                     {pk::Storage("ComplexFloatStorage", "0", 2), pk::Int(0), pk::Ints({2}),
                      pk::Ints({1}), "\x89", pk::NoHooks(), metadata});
   };
-  for (const char* bit : {"conj", "neg", "unheard_of"}) {
-    auto index = Read(With(with(pk::Dict({{pk::Text(bit), "\x88"}}))).Build());
+  const std::vector<std::pair<std::string, const char*>> kBits = {
+      {pk::Dict({{pk::Text("conj"), "\x88"}}), "conj is set"},
+      {pk::Dict({{pk::Text("neg"), "\x88"}}), "neg is set"},
+      {pk::Dict({{pk::Text("neg"), "\x88"}, {pk::Text("conj"), "\x88"}}), "conj and neg are set"},
+      {pk::Dict({{pk::Text("conj"), "\x89"}, {pk::Text("neg"), "\x88"}}), "neg is set"},
+      {pk::Dict({{pk::Text(std::string(1000, 'x')), "\x88"}}), "an unknown key"},
+      {pk::Dict({{"K\x01", "\x88"}}), "an unknown key"}};
+  for (const auto& [metadata, why] : kBits) {
+    auto index = Read(With(with(metadata)).Build());
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_FALSE(index->at(0).mappable);
-    EXPECT_THAT(std::string(index->at(0).reason), HasSubstr(bit));
+    EXPECT_EQ(
+        std::string(index->at(0).reason),
+        absl::StrCat("the values are not as stored: ",
+                     std::string_view(why) == "an unknown key" ? "the metadata has " : "", why));
   }
   for (const std::string& none :
        {std::string("}"), std::string("N"), pk::Dict({{pk::Text("conj"), "\x89"}})}) {
@@ -407,7 +439,8 @@ TEST(TorchZipTest, ACompressedTensorIsListedAndACompressedPickleRefused) {
   auto index = Read(zip.Build());
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_FALSE(index->at(0).mappable);
-  EXPECT_THAT(std::string(index->at(0).reason), HasSubstr("member 'm/data/0' is compressed"));
+  EXPECT_THAT(std::string(index->at(0).reason),
+              HasSubstr("its member of the archive is compressed"));
   ZipBuilder other = SmallCheckpoint();
   other.Named("data.pkl").method = other.Named("data.pkl").local_method = 8;
   EXPECT_THAT(RefusalOf(other), HasSubstr("member 'm/data.pkl' is compressed"));
@@ -474,6 +507,28 @@ TEST(TorchZipTest, TheArchiveIsOneOfTorchSave) {
   ZipBuilder crc = SmallCheckpoint();
   crc.Named("data.pkl").data[20] ^= 1;
   EXPECT_THAT(RefusalOf(crc), HasSubstr("does not have the CRC-32"));
+}
+
+// torch does not look at the case of letters in the names of members.
+TEST(TorchZipTest, TheCaseOfLettersDoesNotMatter) {
+  const auto renamed = [](const std::string& from, const std::string& to, const std::string& data) {
+    ZipBuilder zip = SmallCheckpoint();
+    for (testing::ZipEntry& entry : zip.entries()) {
+      if (entry.name != from) continue;
+      ZipBuilder one;
+      entry = one.Add(to, data.empty() ? entry.data : data);
+    }
+    return zip;
+  };
+  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/ByteOrder", "big")), HasSubstr("big-endian"));
+  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/Constants.PKL", "x")), HasSubstr("TorchScript"));
+  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/CODE/x.py", "x")), HasSubstr("TorchScript"));
+  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/.DATA/Version", "3\n")),
+              HasSubstr("two version records"));
+  EXPECT_EQ(RefusalOf(renamed("m/version", "m/VERSION", "")), "accepted");
+  EXPECT_EQ(RefusalOf(renamed("m/data.pkl", "m/Data.PKL", "")), "accepted");
+  EXPECT_EQ(RefusalOf(renamed("m/data/0", "m/DATA/0", "")), "accepted");
+  EXPECT_EQ(RefusalOf(Checkpoint(pk::Whole(pk::Four("aB")), {{"Ab", Sixteen('x')}})), "accepted");
 }
 
 TEST(TorchZipTest, ErrorsOfThePickleSayWhereItIs) {

@@ -47,6 +47,7 @@ constexpr uint16_t kKnownFlags = kDeflateOptions | kDescriptor | kUtf8Names;
 constexpr uint16_t kStored = 0;
 constexpr uint16_t kDeflated = 8;
 constexpr uint16_t kZip64Field = 1;
+constexpr uint16_t kUnicodePathField = 0x7075;  // Info-ZIP: another name for the member.
 
 // Where the central directory is.
 struct CentralPlace {
@@ -60,6 +61,8 @@ struct Placement {
   uint64_t header_at = 0;
   uint16_t flags = 0;
   uint16_t method = 0;
+  uint16_t time = 0;
+  uint16_t date = 0;
 };
 
 class ZipReader {
@@ -104,26 +107,30 @@ class ZipReader {
     *place = {at, size, count};
     const bool narrow = size == kNarrow32 || at == kNarrow32 || count == kNarrow16 ||
                         here == kNarrow16 || narrow_disks;
-    if (!narrow && place->at + place->size == end_at) {
-      if (here != count) return in_.Fail("two counts of members that differ");
-      return true;
+    // Readers follow a ZIP64 locator wherever one stands, so the plain record alone decides nothing
+    // where bytes of a member could be taken for one.
+    if (end_at >= kZip64LocatorBytes) {
+      if (!in_.Seek("the ZIP64 locator", end_at - kZip64LocatorBytes) ||
+          !in_.Little("a signature", &signature)) {
+        return false;
+      }
+      if (signature == kZip64LocatorSignature) return Zip64End(end_at, place, here);
     }
-    return Zip64End(end_at, place, here);
+    if (narrow || place->at + place->size != end_at) {
+      return in_.Fail("the central directory does not end where the end record starts");
+    }
+    if (here != count) return in_.Fail("two counts of members that differ");
+    return true;
   }
 
+  // Stands behind the signature of the locator.
   bool Zip64End(uint64_t end_at, CentralPlace* place, uint16_t here_narrow) {
     if (end_at < kZip64LocatorBytes + kZip64EndBytes) {
-      return in_.Fail("the central directory does not end where the end record starts");
+      return in_.Fail("no room for a ZIP64 end record in front of its locator");
     }
     const uint64_t locator_at = end_at - kZip64LocatorBytes;
     uint32_t signature = 0, disk = 0, disks = 0;
     uint64_t record_at = 0;
-    if (!in_.Seek("the ZIP64 locator", locator_at) || !in_.Little("a signature", &signature)) {
-      return false;
-    }
-    if (signature != kZip64LocatorSignature) {
-      return in_.Fail("the central directory does not end where the end record starts");
-    }
     if (!in_.Little("a disk", &disk) || !in_.Little("an offset", &record_at) ||
         !in_.Little("a count", &disks)) {
       return false;
@@ -184,7 +191,7 @@ class ZipReader {
 
   bool CentralHeader() {
     uint32_t signature = 0;
-    uint16_t made_by = 0, needed = 0, time = 0, date = 0;
+    uint16_t made_by = 0, needed = 0;
     uint16_t name_size = 0, extra_size = 0, comment_size = 0, disk = 0, internal = 0;
     uint32_t stored = 0, bytes = 0, external = 0, header_at = 0;
     ZipMember member;
@@ -194,15 +201,18 @@ class ZipReader {
     std::string_view extra;
     if (!in_.Little("a version", &made_by) || !in_.Little("a version", &needed) ||
         !in_.Little("flags", &placement.flags) || !in_.Little("a method", &placement.method) ||
-        !in_.Little("a time", &time) || !in_.Little("a date", &date) ||
+        !in_.Little("a time", &placement.time) || !in_.Little("a date", &placement.date) ||
         !in_.Little("a CRC", &member.crc32) || !in_.Little("a size", &stored) ||
         !in_.Little("a size", &bytes) || !in_.Little("a length", &name_size) ||
         !in_.Little("a length", &extra_size) || !in_.Little("a length", &comment_size) ||
         !in_.Little("a disk", &disk) || !in_.Little("attributes", &internal) ||
         !in_.Little("attributes", &external) || !in_.Little("an offset", &header_at) ||
         !in_.Text("a member's name", name_size, &member.name) ||
-        !in_.Text("an extra field", extra_size, &extra) || !in_.Skip("a comment", comment_size)) {
+        !in_.Text("an extra field", extra_size, &extra)) {
       return false;
+    }
+    if (comment_size != 0) {
+      return in_.Fail(absl::StrCat("member ", Quoted(member.name), " has a comment"));
     }
     member.stored_bytes = stored;
     member.bytes = bytes;
@@ -260,7 +270,8 @@ class ZipReader {
     return true;
   }
 
-  // The ZIP64 field among the extra fields, which must fill their place.
+  // The ZIP64 field among the extra fields, which must fill their place. Others are for dates,
+  // owners and padding.
   bool FindZip64(std::string_view name, std::string_view extra,
                  std::optional<std::string_view>* found) {
     ByteReader fields("", "", std::as_bytes(std::span<const char>(extra)));
@@ -269,6 +280,9 @@ class ZipReader {
       std::string_view value;
       if (!fields.Little("", &id) || !fields.Little("", &size) || !fields.Text("", size, &value)) {
         return in_.Fail(absl::StrCat("member ", Quoted(name), " has a damaged extra field"));
+      }
+      if (id == kUnicodePathField) {
+        return in_.Fail(absl::StrCat("member ", Quoted(name), " has a second name"));
       }
       if (id != kZip64Field) continue;
       if (found->has_value()) {
@@ -325,6 +339,10 @@ class ZipReader {
     }
     if (flags != placement.flags || method != placement.method) {
       return fail("has other flags or another method in its local header");
+    }
+    // The version is not compared: writers raise it in the directory when a start needs ZIP64.
+    if (time != placement.time || date != placement.date) {
+      return fail("has another time in its local header");
     }
     const bool described = (flags & kDescriptor) != 0;
     if (crc != member.crc32 && !(described && crc == 0)) {

@@ -2,10 +2,10 @@
 // two ways.
 //
 // Every byte of the file belongs to exactly one thing: local header, data, descriptor, central
-// directory, end records. So there is nothing before, between or after, no overlap and no comment;
-// the local headers say what the central directory says; a member has one name, whatever the case
-// of its letters. Sizes come from the central directory, starts from the local headers. ZIP64 is
-// read.
+// directory, end records. So there is nothing before, between or after, no overlap and no comment,
+// neither of the archive nor of a member; the local headers say what the central directory says; a
+// member has one name, whatever the case of its letters. Sizes come from the central directory,
+// starts from the local headers. ZIP64 is read.
 //
 // Linear but for one sort. Errors: INVALID_ARGUMENT, UNIMPLEMENTED encryption and methods that are
 // not read. The bytes are lent: names point into them. Immutable once read; any thread.

@@ -222,6 +222,56 @@ TEST(ZipDirectoryTest, LocalHeadersSayWhatTheDirectorySays) {
               HasSubstr("the size 0 in its local header"));
 }
 
+TEST(ZipDirectoryTest, TheTimeIsTheSameInBothHeaders) {
+  for (const uint32_t other : {1u, 0x10000u}) {
+    EXPECT_THAT(RefusalAfter([&](ZipBuilder& zip) { zip.At(1).date = other; }),
+                HasSubstr("'m/data/0' has another time in its local header"));
+    EXPECT_EQ(RefusalAfter([&](ZipBuilder& zip) { zip.At(1).date = zip.At(1).local_date = other; }),
+              "accepted");
+  }
+}
+
+// Another reader would see the members that the hidden records tell of.
+TEST(ZipDirectoryTest, NoZip64LocatorHidesInTheDirectory) {
+  for (const bool record : {false, true}) {
+    for (const bool comment : {false, true}) {
+      ZipBuilder zip = Good();
+      zip.zip64_end = false;
+      ZipEntry& last = zip.At(3);
+      const std::string plain = zip.Build();
+      const size_t at = plain.size() - 22 + (comment ? 0 : 4);
+      std::string hidden;
+      if (record) {
+        hidden = Le(0x06064b50u) + Le<uint64_t>(44) + Le<uint16_t>(45) + Le<uint16_t>(45) +
+                 Le<uint64_t>(0) + Le<uint64_t>(0) + Le<uint64_t>(0) + Le<uint64_t>(0) +
+                 Le<uint64_t>(at);
+      }
+      hidden += Le(0x07064b50u) + Le(0u) + Le<uint64_t>(record ? at : plain.size()) + Le(1u);
+      if (comment) {
+        last.comment = hidden;
+      } else {
+        last.extra = "zz" + Le(static_cast<uint16_t>(hidden.size())) + hidden;
+      }
+      EXPECT_THAT(RefusalOf(zip.Build()), AnyOf(HasSubstr("ZIP64 end record differ"),
+                                                HasSubstr("the ZIP64 locator points")))
+          << record << comment;
+    }
+  }
+}
+
+TEST(ZipDirectoryTest, AMemberHasNoComment) {
+  EXPECT_THAT(RefusalAfter([](ZipBuilder& zip) { zip.At(2).comment = "x"; }),
+              HasSubstr("member 'm/data/1' has a comment"));
+}
+
+TEST(ZipDirectoryTest, AMemberHasNoSecondNameInAnExtraField) {
+  const std::string field = "up" + Le<uint16_t>(12) + "\x01" + Le(0u) + "m/other";
+  EXPECT_THAT(RefusalAfter([&](ZipBuilder& zip) { zip.At(1).extra = field; }),
+              HasSubstr("member 'm/data/0' has a second name"));
+  EXPECT_THAT(RefusalAfter([&](ZipBuilder& zip) { zip.At(1).local_extra = field; }),
+              HasSubstr("member 'm/data/0' has a second name"));
+}
+
 TEST(ZipDirectoryTest, EveryByteBelongsToSomething) {
   EXPECT_THAT(RefusalAfter([](ZipBuilder& zip) { zip.tail = "x"; }),
               HasSubstr("no end record of a ZIP archive in the last 22 bytes"));
