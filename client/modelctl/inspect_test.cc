@@ -159,7 +159,12 @@ TEST_F(InspectTest, WhatIsNoFileIsRefusedAtOnce) {
   ASSERT_EQ(::mkfifo(Path("s.safetensors").c_str(), 0600), 0);
   Put("i.json", "{\"weight_map\":{\"a\":\"s.safetensors\"}}");
   EXPECT_EQ(Inspect(Path("i.json")), 6);
-  EXPECT_THAT(err_, HasSubstr(Path("s.safetensors") + ": a FIFO"));
+  EXPECT_THAT(err_, HasSubstr(Path("i.json") + ": weight_map names 's.safetensors', which"));
+  EXPECT_THAT(err_, HasSubstr("s.safetensors: a FIFO, not a regular file (put the file"));
+  fs::create_symlink("l.safetensors", root_ / "l.safetensors");
+  Put("i.json", "{\"weight_map\":{\"a\":\"l.safetensors\"}}");
+  EXPECT_EQ(Inspect(Path("i.json")), 6);
+  EXPECT_THAT(err_, HasSubstr("(its links lead in a circle: put the file itself there)"));
 }
 
 TEST_F(InspectTest, ShardsMayBeLinksInsideTheFolderOrBesideTheRealIndex) {

@@ -25,6 +25,18 @@ absl::Status StatusOfErrno(int sys_errno, const std::string& what) {
   return StatusOfError(ErrnoError(sys_errno, what), "");
 }
 
+// An error in opening a file, with what to do where that is known.
+absl::Status OpenError(int sys_errno, const std::string& name) {
+  const char* hint = sys_errno == EACCES || sys_errno == EPERM
+                         ? " (check the permissions of the file and of its folders)"
+                     : sys_errno == ELOOP
+                         ? " (its links lead in a circle: put the file itself there)"
+                     : sys_errno == ENOENT ? " (check the name, and where a link leads)"
+                                           : "";
+  const absl::Status status = StatusOfErrno(sys_errno, name);
+  return absl::Status(status.code(), absl::StrCat(status.message(), hint));
+}
+
 const char* KindOf(mode_t mode) {
   if (S_ISDIR(mode)) return "a folder";
   if (S_ISFIFO(mode)) return "a FIFO";
@@ -120,13 +132,13 @@ absl::StatusOr<OfflineFiles::OpenFile> OfflineFiles::OpenRegular(const std::stri
   const UniqueFd place(::open((folder_ + name).c_str(), O_PATH | O_CLOEXEC));
   if (!place.valid()) {
     // A part of the path that is a file is a path that is not there.
-    return StatusOfErrno(errno == ENOTDIR ? ENOENT : errno, name);
+    return OpenError(errno == ENOTDIR ? ENOENT : errno, name);
   }
   struct stat info {};
   if (::fstat(place.get(), &info) != 0) return StatusOfErrno(errno, name);
   if (!S_ISREG(info.st_mode)) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name, ": ", KindOf(info.st_mode), ", not a regular file"));
+    return absl::FailedPreconditionError(absl::StrCat(
+        name, ": ", KindOf(info.st_mode), ", not a regular file (put the file itself there)"));
   }
   const std::string link = absl::StrCat("/proc/self/fd/", place.get());
   std::error_code error;
@@ -135,7 +147,7 @@ absl::StatusOr<OfflineFiles::OpenFile> OfflineFiles::OpenRegular(const std::stri
   if (absl::Status status = CheckReach(name, real_path); !status.ok()) return status;
 
   UniqueFd file(::open(link.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC | O_NOCTTY));
-  if (!file.valid()) return StatusOfErrno(errno, name);
+  if (!file.valid()) return OpenError(errno, name);
   return OpenFile{std::move(file), static_cast<uint64_t>(info.st_size)};
 }
 

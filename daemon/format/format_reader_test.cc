@@ -58,6 +58,25 @@ TEST(SniffTest, ContentDecidesUnderAnyName) {
   }
 }
 
+// 640, 66176 and 67324752 begin like a pickle and a ZIP archive.
+TEST(SniffTest, ALengthOfAHeaderMayLookLikeAMark) {
+  for (const uint64_t length : {uint64_t{0x280}, uint64_t{0x480}, uint64_t{0x10280}}) {
+    const std::string tensor = testing::TensorJson("a", "U8", "[1]", 0, 1);
+    const std::string header = "{" + tensor + std::string(length - tensor.size() - 2, ' ') + "}";
+    const std::string file = testing::Safetensors(header, 1);
+    ASSERT_EQ(file.substr(0, 8), Le(length));
+    for (const char* name : {"x", "x.safetensors", "x.pt", "x.engine"}) {
+      EXPECT_EQ(Sniff(file, name), FileFormat::kSafetensors) << name;
+      EXPECT_EQ(Sniff(file.substr(0, 40), name), FileFormat::kSafetensors) << name;
+    }
+  }
+  EXPECT_EQ(Sniff(Le(uint64_t{0x04034b50}) + "{\"a\":"), FileFormat::kSafetensors);
+  // As an archive of version 0 without flags.
+  EXPECT_EQ(Sniff(Le(uint64_t{0x04034b50}) + std::string(60, '\0'), "x.safetensors"),
+            FileFormat::kTorchZip);
+  EXPECT_EQ(Sniff(Le(uint64_t{0x06054b50}) + "{" + std::string(60, '\0')), FileFormat::kTorchZip);
+}
+
 TEST(SniffTest, TheNameDecidesWhatContentCannot) {
   EXPECT_EQ(Sniff("garbage", "x.safetensors"), FileFormat::kSafetensors);
   EXPECT_EQ(Sniff("garbage", "x.gguf"), FileFormat::kGguf);
@@ -91,6 +110,27 @@ TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
   EXPECT_TRUE(absl::IsUnimplemented(ReadModel("x.onnx", files).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadModel("y.onnx", files).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ReadModel("../x.onnx", files).status()));
+}
+
+TEST(ReadModelTest, OldPicklesAndArchivesBehindOtherBytesAreNamedAsWhatTheyAre) {
+  const std::string archive = testing::SmallCheckpoint().Build();
+  for (const char* name : {"pytorch_model.bin", "m.ckpt", "m.pt", "m.pth", "M.BIN"}) {
+    for (const char* pickle : {"(dp0\nVw\np1\nI1\ns.", "(lp0\nI1\na.",
+                               "]q\x01(K\x01K\x02"
+                               "e.",
+                               "}q\x01(X\x01.", "ccollections\nOrderedDict\np0\n(tRp1\n.",
+                               "(ccopy_reg\n_reconstructor\n."}) {
+      EXPECT_THAT(RefusalOf(pickle, name), HasSubstr("a bare pickle")) << name << pickle;
+    }
+    for (const std::string& front :
+         {std::string(7, '\0'), std::string("MZ\x90"), archive.substr(1, 9)}) {
+      EXPECT_THAT(RefusalOf(front + archive, name), HasSubstr("other bytes in front")) << name;
+    }
+  }
+  for (const char* other : {"code\nmore", "hello", "cat\n"}) {
+    EXPECT_THAT(RefusalOf(other, "x.bin"), HasSubstr("not a model file")) << other;
+  }
+  EXPECT_THAT(RefusalOf("(dp0\n.", "x.txt"), HasSubstr("not a model file"));
 }
 
 TEST(PlainNameTest, KeepsNamesInsideTheFolder) {
@@ -212,6 +252,15 @@ TEST(FindComponentsTest, CheckpointsAreComponentsWhereNothingBetterIsThere) {
   }
   EXPECT_THAT(Found(MemoryFiles({{"rng_state.pth", kLfs}, {"pytorch_model.bin", Zip()}})),
               ElementsAre("pytorch_model=pytorch_model.bin", "rng_state=rng_state.pth"));
+}
+
+// A name that ends with .bin says nothing: it is what raw data is called.
+TEST(FindComponentsTest, DataThatLooksLikeAnOldPickleIsNoComponent) {
+  EXPECT_THAT(Found(MemoryFiles({{"m.safetensors", SmallSafetensors({"a"})},
+                                 {"x/weights.bin", "(dp0\n."},
+                                 {"y.bin", "front" + testing::SmallCheckpoint().Build()}})),
+              ElementsAre("m=m.safetensors"));
+  EXPECT_THAT(Found(MemoryFiles({{"a.bin", "(dp0\n."}, {"b.ckpt", "}q\x01."}})), IsEmpty());
 }
 
 TEST(FindComponentsTest, AnIndexOverCheckpointsClaimsThem) {

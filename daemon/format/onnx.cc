@@ -4,8 +4,8 @@
 #include <string_view>
 #include <utility>
 
-#include "absl/container/flat_hash_map.h"
 #include "absl/container/flat_hash_set.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/format/onnx_external.h"
@@ -20,6 +20,8 @@ namespace {
 constexpr std::string_view kOnnxHint = "the file is damaged or no ONNX model: get it again";
 // No Protobuf reader takes a longer message.
 constexpr uint64_t kMostModelBytes = 0x7fff'ffff;
+// An item of the index takes more than the few bytes that it can have in the file.
+constexpr size_t kMostOnnxMetadata = size_t{1} << 16;
 constexpr size_t kMostOnnxWarnings = 100;
 
 // What the model says about itself.
@@ -69,15 +71,13 @@ class OnnxHeader {
   bool Number(std::string_view key) {
     uint64_t value = 0;
     if (!wire_.Varint(key, &value)) return false;
-    Add(std::string(key), absl::StrCat(static_cast<int64_t>(value)));
-    return true;
+    return Add(std::string(key), absl::StrCat(static_cast<int64_t>(value)));
   }
 
   bool Text(std::string_view key) {
     std::string_view text;
     if (!wire_.Bytes(key, &text)) return false;
-    if (!text.empty()) Add(std::string(key), ToUtf8(text));
-    return true;
+    return text.empty() || Add(std::string(key), ToUtf8(text));
   }
 
   bool Opset() {
@@ -90,28 +90,29 @@ class OnnxHeader {
         })) {
       return false;
     }
-    Add(absl::StrCat("onnx.opset.", domain.empty() ? "ai.onnx" : ToUtf8(domain)),
-        absl::StrCat(static_cast<int64_t>(version)));
-    return true;
+    return Add(absl::StrCat("onnx.opset.", domain.empty() ? "ai.onnx" : ToUtf8(domain)),
+               absl::StrCat(static_cast<int64_t>(version)));
   }
 
   bool Property() {
     OnnxEntry entry;
     if (!ReadOnnxEntry(wire_, &entry)) return false;
-    if (!IsUtf8(entry.key)) {
-      Warn(entry.key, "is not UTF-8 and left out");
-    } else {
-      Add(std::string(entry.key), ToUtf8(entry.value));
-    }
+    if (IsUtf8(entry.key)) return Add(std::string(entry.key), ToUtf8(entry.value));
+    Warn(entry.key, "is not UTF-8 and left out");
     return true;
   }
 
-  void Add(std::string key, std::string value) {
+  bool Add(std::string key, std::string value) {
     if (!keys_.insert(key).second) {
       Warn(key, "occurs twice; the first value is kept");
-    } else {
-      index_.AddMetadata(std::move(key), std::move(value));
+      return true;
     }
+    if (keys_.size() > kMostOnnxMetadata) {
+      return wire_.in().Fail(
+          absl::StrCat("the model has more than ", kMostOnnxMetadata, " items of metadata"));
+    }
+    index_.AddMetadata(std::move(key), std::move(value));
+    return true;
   }
 
   void Warn(std::string_view key, std::string_view what) {
@@ -132,7 +133,9 @@ class OnnxHeader {
 class OnnxCollector {
  public:
   OnnxCollector(std::string_view model, FileSource& source, TensorIndex& index)
-      : files_(model, source, index), index_(index) {}
+      : files_(model, source, index),
+        index_(index),
+        taken_(0, TakenHash{&index}, TakenEqual{&index}) {}
 
   const absl::Status& status() const { return status_; }
 
@@ -154,26 +157,48 @@ class OnnxCollector {
   }
 
  private:
-  // The cost of all calls is linear: "a#2" that is taken is tried once for "a", never again.
+  // By its number, so that no name is kept twice.
+  struct Taken {
+    uint32_t tensor;
+    mutable uint32_t next;  // The suffix to try next.
+  };
+  struct TakenHash {
+    using is_transparent = void;
+    const TensorIndex* index;
+    size_t operator()(std::string_view name) const {
+      return absl::Hash<absl::string_view>()(AsAbsl(name));
+    }
+    size_t operator()(const Taken& taken) const { return (*this)(index->at(taken.tensor).name); }
+  };
+  struct TakenEqual {
+    using is_transparent = void;
+    const TensorIndex* index;
+    std::string_view Name(const Taken& taken) const { return index->at(taken.tensor).name; }
+    static std::string_view Name(std::string_view name) { return name; }
+    template <typename A, typename B>
+    bool operator()(const A& a, const B& b) const {
+      return Name(a) == Name(b);
+    }
+  };
+
+  // Has to go into the index next. The cost of all calls is linear: "a#2" that is taken is tried
+  // once for "a", never again.
   std::string Unique(std::string_view name) {
     // The exact names come first, and most models have no others.
-    if (next_.empty()) {
-      for (size_t i = 0; i < index_.size(); ++i)
-        next_.try_emplace(std::string(index_.at(i).name), 2);
-    }
-    const auto [at, added] = next_.try_emplace(std::string(name), 2);
-    if (added) return std::string(name);
-    uint64_t number = at->second;
-    std::string candidate = absl::StrCat(AsAbsl(name), "#", number++);
-    while (next_.contains(candidate)) candidate = absl::StrCat(AsAbsl(name), "#", number++);
-    at->second = number;
-    next_.try_emplace(candidate, 2);
+    while (seen_ < index_.size()) taken_.insert(Taken{seen_++, 2});
+    const auto at = taken_.find(name);
+    if (at == taken_.end()) return std::string(name);
+    std::string candidate;
+    do {
+      candidate = absl::StrCat(AsAbsl(name), "#", at->next++);
+    } while (taken_.contains(std::string_view(candidate)));
     return candidate;
   }
 
   OnnxDataFiles files_;
   TensorIndex& index_;
-  absl::flat_hash_map<std::string, uint64_t> next_;  // By name: the suffix to try next.
+  absl::flat_hash_set<Taken, TakenHash, TakenEqual> taken_;
+  uint32_t seen_ = 0;  // So many tensors of the index are in it.
   absl::Status status_;
 };
 

@@ -1,6 +1,6 @@
 #include "daemon/format/onnx_external.h"
 
-#include <optional>
+#include <string>
 
 #include "absl/status/statusor.h"
 #include "absl/strings/str_cat.h"
@@ -24,40 +24,21 @@ absl::Status TensorError(std::string_view model, const OnnxTensor& tensor, std::
       hint);
 }
 
-// The value of `key`; nothing when it is not there. An error when it is there twice.
-absl::StatusOr<std::optional<std::string_view>> FindEntry(std::string_view model,
-                                                          const OnnxTensor& tensor,
-                                                          std::string_view key) {
-  std::optional<std::string_view> found;
-  for (const OnnxEntry& entry : tensor.external) {
-    if (entry.key != key) continue;
-    if (found.has_value()) {
-      return TensorError(model, tensor,
-                         absl::StrCat("has the external data key ", AsAbsl(key), " twice"));
-    }
-    found = entry.value;
-  }
-  return found;
-}
-
 // Decimal digits that fit 63 bits: no sign, no blanks.
-absl::StatusOr<std::optional<uint64_t>> FindNumber(std::string_view model, const OnnxTensor& tensor,
-                                                   std::string_view key) {
-  const auto text = FindEntry(model, tensor, key);
-  if (!text.ok()) return text.status();
-  if (!text->has_value()) return std::optional<uint64_t>();
+absl::StatusOr<uint64_t> ReadNumber(std::string_view model, const OnnxTensor& tensor,
+                                    std::string_view key, std::string_view text) {
   uint64_t number = 0;
-  bool good = !(*text)->empty();
-  for (const char c : **text) {
+  bool good = !text.empty();
+  for (const char c : text) {
     good = good && c >= '0' && c <= '9' && !__builtin_mul_overflow(number, 10, &number) &&
            !__builtin_add_overflow(number, static_cast<uint64_t>(c - '0'), &number);
   }
   if (!good || number > static_cast<uint64_t>(INT64_MAX)) {
     return TensorError(model, tensor,
-                       absl::StrCat("has the external data ", AsAbsl(key), " ", Quoted(**text),
+                       absl::StrCat("has the external data ", AsAbsl(key), " ", Quoted(text),
                                     ", which is no decimal number of bytes"));
   }
-  return std::optional<uint64_t>(number);
+  return number;
 }
 
 // Without "." and empty parts; empty when what is left is no file inside the folder.
@@ -80,13 +61,18 @@ std::string PlainLocation(std::string_view location) {
 }  // namespace
 
 absl::StatusOr<std::string> OnnxDataFileName(std::string_view model, const OnnxTensor& tensor) {
-  const auto location = FindEntry(model, tensor, "location");
-  if (!location.ok()) return location.status();
-  if (!location->has_value()) {
+  if (!tensor.external.twice.empty()) {
+    return TensorError(
+        model, tensor,
+        absl::StrCat("has the external data key ", AsAbsl(tensor.external.twice), " twice"));
+  }
+  if (!tensor.external.location.has_value()) {
     return TensorError(model, tensor, "has its data in another file, but no location says where");
   }
-  const std::string_view text = **location;
-  std::string plain = text.empty() || text.front() == '#' ? std::string() : PlainLocation(text);
+  const std::string_view text = *tensor.external.location;
+  // A name that is not UTF-8 could not be listed as it is.
+  const bool readable = !text.empty() && text.front() != '#' && IsUtf8(text);
+  std::string plain = readable ? PlainLocation(text) : std::string();
   if (plain.empty()) {
     return TensorError(model, tensor,
                        absl::StrCat("has its data in ", Quoted(text),
@@ -113,7 +99,12 @@ absl::StatusOr<OnnxDataFiles::DataFile> OnnxDataFiles::Open(const OnnxTensor& te
                          absl::StrCat("has its data in ", Quoted(name), ", which is missing"),
                          "get the missing file: it belongs to the model");
     }
-    if (!bytes.ok()) return bytes.status();
+    if (!bytes.ok()) {
+      return SourceError(model_,
+                         absl::StrCat("at byte ", tensor.begin, ": tensor ", Quoted(tensor.name),
+                                      " has its data in ", Quoted(name)),
+                         bytes.status(), "it has to be a file that can be read");
+    }
     const uint32_t number = name == model_ ? 0 : index_.AddFile(name);
     known = by_name_.emplace(name, DataFile{number, bytes->size()}).first;
   }
@@ -122,23 +113,29 @@ absl::StatusOr<OnnxDataFiles::DataFile> OnnxDataFiles::Open(const OnnxTensor& te
 }
 
 absl::Status OnnxDataFiles::Place(const OnnxTensor& tensor, TensorInfo* info) {
-  const auto location = FindEntry(model_, tensor, "location");
-  if (!location.ok()) return location.status();
-  const std::string_view text = location->value_or(std::string_view());
+  const OnnxExternalData& data = tensor.external;
+  const std::string_view text = data.location.value_or(std::string_view());
   absl::StatusOr<DataFile> file = absl::InternalError("");
-  if (const auto known = by_location_.find(AsAbsl(text)); known != by_location_.end()) {
+  const auto known = by_location_.find(AsAbsl(text));
+  if (known != by_location_.end() && data.twice.empty()) {
     file = known->second;
   } else {
     file = Open(tensor, text);
   }
   if (!file.ok()) return file.status();
 
-  const auto offset = FindNumber(model_, tensor, "offset");
-  if (!offset.ok()) return offset.status();
-  const auto length = FindNumber(model_, tensor, "length");
-  if (!length.ok()) return length.status();
-  const uint64_t at = offset->value_or(0);
-  const uint64_t size = length->value_or(tensor.nbytes);
+  uint64_t at = 0;
+  if (data.offset.has_value()) {
+    const auto offset = ReadNumber(model_, tensor, "offset", *data.offset);
+    if (!offset.ok()) return offset.status();
+    at = *offset;
+  }
+  uint64_t size = tensor.nbytes;
+  if (data.length.has_value()) {
+    const auto length = ReadNumber(model_, tensor, "length", *data.length);
+    if (!length.ok()) return length.status();
+    size = *length;
+  }
   if (at > file->bytes || size > file->bytes - at) {
     return TensorError(
         model_, tensor,

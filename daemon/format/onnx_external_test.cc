@@ -32,6 +32,7 @@ class OnnxExternalTest : public ::testing::Test {
   OnnxExternalTest() {
     files_.Put("w.bin", std::string(64, 'w'));
     files_.Put("sub/w.bin", std::string(64, 's'));
+    files_.Put("n\xff.bin", std::string(64, 'w'));
     files_.Put("a..b.bin", std::string(16, 'a'));
     files_.Put("\xd1\x8f x.bin", std::string(16, 'a'));
   }
@@ -106,13 +107,26 @@ TEST_F(OnnxExternalTest, LocationsAreInTheFolderOfTheModel) {
 }
 
 TEST_F(OnnxExternalTest, LocationsThatAreNoPlainNamesAreRefused) {
-  for (const std::string& location :
-       {std::string(), std::string("."), std::string("./"), std::string("/"), std::string(".."),
-        std::string("/etc/passwd"), std::string("//etc/passwd"), std::string("../w.bin"),
-        std::string("sub/../w.bin"), std::string("sub/.."), std::string("./../w.bin"),
-        std::string("w.bin/"), std::string("w.bin/."), std::string("sub\\w.bin"),
-        std::string("..\\w.bin"), std::string("w.bin\0x", 7), std::string("\0w.bin", 6),
-        std::string("#w.bin")}) {
+  for (const std::string& location : {std::string(),
+                                      std::string("."),
+                                      std::string("./"),
+                                      std::string("/"),
+                                      std::string(".."),
+                                      std::string("/etc/passwd"),
+                                      std::string("//etc/passwd"),
+                                      std::string("../w.bin"),
+                                      std::string("sub/../w.bin"),
+                                      std::string("sub/.."),
+                                      std::string("./../w.bin"),
+                                      std::string("w.bin/"),
+                                      std::string("w.bin/."),
+                                      std::string("sub\\w.bin"),
+                                      std::string("..\\w.bin"),
+                                      std::string("w.bin\0x", 7),
+                                      std::string("\0w.bin", 6),
+                                      std::string("#w.bin"),
+                                      std::string("n\xff.bin"),
+                                      std::string("\xed\xa0\x80")}) {
     EXPECT_THAT(RefusalWith({{"location", location}}), HasSubstr("no plain name")) << location;
   }
   EXPECT_THAT(RefusalWith({{"location", "*/_ORT_MEM_ADDR_/*"}, {"offset", "140000"}}),
@@ -176,6 +190,11 @@ TEST_F(OnnxExternalTest, ValuesMayNotBeHereAndThere) {
   const std::string four(16, 'x');
   EXPECT_THAT(Refusal(Read(OnnxOf(OnnxExternal("w", kOnnxFloat, {4}, entries).Bytes(9, four)))),
               HasSubstr("values here too"));
+  // Nothing raw is a field that is there, as beside typed values.
+  EXPECT_THAT(Refusal(Read(OnnxOf(OnnxExternal("w", kOnnxFloat, {4}, entries).Bytes(9, "")))),
+              HasSubstr("values here too"));
+  EXPECT_THAT(Refusal(Read(OnnxOf(OnnxExternal("w", kOnnxFloat, {0}, entries).Bytes(9, "")))),
+              HasSubstr("values here too"));
   EXPECT_THAT(Refusal(Read(OnnxOf(OnnxExternal("w", kOnnxFloat, {4}, entries).Bytes(4, four)))),
               HasSubstr("values here too"));
   EXPECT_THAT(Refusal(Read(OnnxOf(OnnxExternal("w", kOnnxString, {4}, entries)))),
@@ -210,17 +229,26 @@ TEST_F(OnnxExternalTest, TheSameRulesHoldInsideNodesAndSubgraphs) {
           .ok());
 }
 
-TEST_F(OnnxExternalTest, AnErrorOfTheSourceIsPassedOn) {
+TEST_F(OnnxExternalTest, AnErrorOfTheSourceKeepsItsCodeAndNamesModelAndTensor) {
   class Denying : public FileSource {
    public:
     absl::StatusOr<std::span<const std::byte>> Open(const std::string& name) override {
-      if (name != "m.onnx") return absl::PermissionDeniedError("w.bin: a link out of the folder");
+      if (name != "m.onnx") return absl::PermissionDeniedError(text);
       return std::as_bytes(std::span<const char>(model));
     }
     std::string model = OnnxOf(OnnxExternal("w", kOnnxFloat, {4}, {{"location", "w.bin"}}));
+    std::string text = "w.bin: no";
   };
   Denying source;
-  EXPECT_TRUE(absl::IsPermissionDenied(ReadModel("m.onnx", source).status()));
+  absl::Status status = ReadModel("m.onnx", source).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status));
+  EXPECT_THAT(std::string(status.message()),
+              AllOf(HasSubstr("m.onnx: at byte "), HasSubstr("tensor 'w' has its data in 'w.bin'"),
+                    HasSubstr(": w.bin: no (it has to be a file")));
+  // What the source says to do is enough.
+  source.text = "w.bin: a link (copy it)";
+  status = ReadModel("m.onnx", source).status();
+  EXPECT_THAT(std::string(status.message()), ::testing::EndsWith(": w.bin: a link (copy it)"));
 }
 
 TEST_F(OnnxExternalTest, DataFilesAreNoComponentsWhateverTheyLookLike) {

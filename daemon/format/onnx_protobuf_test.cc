@@ -221,7 +221,30 @@ std::vector<std::string> GoodModels() {
       Proto().Packed(1, {2, 2}).Bytes(9, "x").Bytes(9, four).Varint(2, 1).Bytes(8, "o"));
   typed.push_back(OnnxExternal("ext", kOnnxFloat, {2},
                                {{"location", "./w.bin"}, {"offset", "4"}, {"length", "8"}}));
+  // Messages without tensors, everywhere they can be.
+  const Proto entry = Proto().Bytes(1, "k").Bytes(2, "v");
+  const Proto shape =
+      Proto().Add(1, Proto().Varint(1, 4)).Add(1, Proto().Bytes(2, "n").Bytes(3, "d"));
+  const Proto plain = Proto().Add(1, Proto().Varint(1, 1).Add(2, shape)).Bytes(6, "d");
+  const Proto values = Proto().Bytes(1, "x").Bytes(3, "doc").Add(4, entry).Add(
+      2, Proto().Add(5, Proto().Varint(1, 7).Add(2, Proto().Add(4, Proto().Add(1, plain)))));
+  const Proto opaque = Proto().Add(7, Proto().Bytes(1, "d").Bytes(2, "n"));
+  const Proto annotated =
+      OnnxGraph(
+          {OnnxFloats("w", 1).Add(16, entry)},
+          {OnnxNode("n", "o", Proto().Bytes(1, "t").Add(14, plain).Add(15, opaque)).Add(9, entry)})
+          .Add(11, Proto().Bytes(1, "i").Add(2, Proto().Add(8, Proto().Varint(1, 1).Add(2, shape))))
+          .Add(12, Proto().Bytes(1, "o").Add(2, Proto().Add(9, Proto().Add(1, plain))))
+          .Add(13, values)
+          .Add(14, Proto().Bytes(1, "w").Add(2, entry))
+          .Add(16, entry);
+  const Proto typed_function = Proto()
+                                   .Bytes(1, "G")
+                                   .Add(9, Proto().Bytes(1, "d").Varint(2, 3))
+                                   .Add(12, values)
+                                   .Add(14, entry);
   return {
+      OnnxModel(annotated).Add(25, typed_function).bytes(),
       OnnxModel(OnnxGraph(typed)).bytes(),
       OnnxModel(OnnxGraph({OnnxFloats("w", 4)}, {attributes}).Add(15, sparse))
           .Add(25, function)
@@ -263,7 +286,7 @@ TEST(OnnxProtobufTest, DamagedModelsAreReadAlikeOrRefused) {
   const std::vector<std::string> models = GoodModels();
   constexpr int kRuns = 20'000;
   for (int run = 0; run < kRuns && !HasFailure(); ++run) {
-    std::string model = models[random() % 3];
+    std::string model = models[random() % 4];
     for (uint64_t changes = 1 + random() % 2; changes > 0; --changes) {
       const size_t at = random() % model.size();
       const auto byte = static_cast<char>(random());

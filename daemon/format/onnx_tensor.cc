@@ -3,6 +3,7 @@
 #include <array>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/format/onnx_plain.h"
 #include "daemon/format/text.h"
 
 namespace modelhost {
@@ -105,9 +106,7 @@ class TensorFields {
       case 13: {
         if (!bytes) break;
         OnnxEntry entry;
-        if (!ReadOnnxEntry(wire_, &entry)) return false;
-        tensor_.external.push_back(entry);
-        return true;
+        return ReadOnnxEntry(wire_, &entry) && External(entry);
       }
       case 14:
         if (field.type != WireType::kVarint) break;
@@ -115,19 +114,31 @@ class TensorFields {
       default:
         break;
     }
-    return wire_.Skip(field);
+    return SkipOnnxField(wire_, OnnxPart::kTensor, field);
   }
 
  private:
   bool Dims(const WireField& field) {
     const auto add = [this](uint64_t dim) {
-      tensor_.dims.push_back(static_cast<int64_t>(dim));
+      if (++tensor_.rank <= kMostOnnxRank) tensor_.dims.push_back(static_cast<int64_t>(dim));
       return true;
     };
     uint64_t dim = 0;
     if (field.type == WireType::kVarint) return wire_.Varint("a dimension", &dim) && add(dim);
     if (field.type == WireType::kBytes) return wire_.Varints("dims", add);
     return wire_.Skip(field);
+  }
+
+  bool External(const OnnxEntry& entry) {
+    OnnxExternalData& data = tensor_.external;
+    std::optional<std::string_view>* place = entry.key == "location" ? &data.location
+                                             : entry.key == "offset" ? &data.offset
+                                             : entry.key == "length" ? &data.length
+                                                                     : nullptr;
+    if (place == nullptr) return true;
+    if (place->has_value() && data.twice.empty()) data.twice = entry.key;
+    *place = entry.value;
+    return true;
   }
 
   bool Count(OnnxValues field, uint64_t values) {
@@ -191,6 +202,11 @@ class TensorFields {
 
 // The reference multiplies in order and refuses what overflows, even when a 0 follows.
 bool CountElements(ByteReader& in, OnnxTensor* tensor) {
+  if (tensor->rank > kMostOnnxRank) {
+    return FailOnnxTensor(
+        in, *tensor,
+        absl::StrCat("has ", tensor->rank, " dimensions; the limit is ", kMostOnnxRank));
+  }
   int64_t elements = 1;
   for (const int64_t dim : tensor->dims) {
     if (dim < 0) return FailOnnxTensor(in, *tensor, absl::StrCat("has the dimension ", dim));
@@ -217,7 +233,7 @@ bool CheckValues(ByteReader& in, const OnnxTensor& tensor) {
                           absl::StrCat("has raw_data and values in ", AsAbsl(field), " too"));
   }
   if (tensor.is_external()) {
-    if (typed || tensor.raw_bytes > 0) {
+    if (typed || tensor.has_raw) {
       return FailOnnxTensor(in, tensor, "has its data in another file, and values here too");
     }
     return tensor.dtype->dtype != DType::kString ||

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 #include <vector>
 
@@ -21,6 +22,14 @@ struct OnnxEntry {
 };
 bool ReadOnnxEntry(WireReader& wire, OnnxEntry* entry);
 
+// What is used of a tensor's external_data.
+struct OnnxExternalData {
+  std::optional<std::string_view> location;
+  std::optional<std::string_view> offset;
+  std::optional<std::string_view> length;
+  std::string_view twice;  // The first of these keys that occurs again.
+};
+
 // The fields of TensorProto that hold values, by their numbers.
 enum class OnnxValues : uint32_t {
   kNone = 0,
@@ -32,11 +41,15 @@ enum class OnnxValues : uint32_t {
   kUint64 = 11,
 };
 
+// A dimension takes one byte of the file and eight of the index.
+inline constexpr size_t kMostOnnxRank = 1024;
+
 struct OnnxTensor {
   uint64_t begin = 0;  // The message, without its tag and length.
   uint64_t end = 0;
   std::string_view name;
-  std::vector<int64_t> dims;
+  std::vector<int64_t> dims;  // Not more than kMostOnnxRank of them.
+  uint64_t rank = 0;
   uint64_t data_type = 0;
   bool segment = false;
   // Several: two of the typed fields have values.
@@ -50,7 +63,7 @@ struct OnnxTensor {
   uint64_t raw_at = 0;
   uint64_t raw_bytes = 0;
   uint64_t data_location = 0;
-  std::vector<OnnxEntry> external;
+  OnnxExternalData external;
 
   // Filled by CheckOnnxTensor.
   const abi::DTypeInfo* dtype = nullptr;

@@ -205,6 +205,45 @@ TEST(OnnxTest, RefusesBadTensors) {
       HasSubstr("no row of numbers"));
 }
 
+TEST(OnnxTest, MessagesWithoutTensorsAreReadThrough) {
+  const auto type = [](const Proto& shape) {
+    return Proto().Add(1, Proto().Varint(1, 1).Add(2, shape));
+  };
+  const auto value = [](const Proto& of) { return Proto().Bytes(1, "x").Add(2, of); };
+  const Proto shape = Proto().Add(1, Proto().Varint(1, 4)).Add(1, Proto().Bytes(2, "batch"));
+  const Proto deep = Proto().Add(9, Proto().Add(1, Proto().Add(4, Proto().Add(1, type(shape)))));
+  const auto graph = [](uint32_t field, const Proto& message) {
+    return OnnxModel(OnnxGraph({OnnxFloats("w", 1)}).Add(field, message)).bytes();
+  };
+  for (const Proto& good : {value(type(shape)), value(deep), value(Proto()), Proto()}) {
+    for (const uint32_t field : {11u, 12u, 13u}) EXPECT_TRUE(Read(graph(field, good)).ok());
+  }
+  const Proto lie = Proto().Raw("\x0a\x05x");
+  const Proto wrong = Proto().Raw("\x0f");
+  for (const Proto& bad : {lie, wrong}) {
+    for (const uint32_t field : {11u, 12u, 13u, 14u, 16u}) {
+      EXPECT_NE(Refusal(Read(graph(field, bad))), "accepted") << field;
+    }
+    EXPECT_NE(Refusal(Read(graph(13, value(bad)))), "accepted");
+    EXPECT_NE(Refusal(Read(graph(13, value(type(bad))))), "accepted");
+    EXPECT_NE(Refusal(Read(graph(13, value(type(Proto().Add(1, bad)))))), "accepted");
+    EXPECT_NE(Refusal(Read(graph(14, Proto().Add(2, bad)))), "accepted");
+    EXPECT_NE(Refusal(Read(OnnxOf(OnnxFloats("w", 1).Add(16, bad)))), "accepted");
+    for (const Proto& node : {OnnxNode("n", "o", Proto().Bytes(1, "a").Add(14, bad)),
+                              OnnxNode("n", "o", Proto().Bytes(1, "a").Add(15, bad)),
+                              Proto().Bytes(3, "n").Add(9, bad)}) {
+      EXPECT_NE(Refusal(Read(OnnxModel(OnnxGraph({}, {node})).bytes())), "accepted");
+    }
+    for (const uint32_t field : {9u, 12u, 14u}) {
+      EXPECT_NE(Refusal(Read(OnnxModel(OnnxGraph({})).Add(25, Proto().Add(field, bad)).bytes())),
+                "accepted");
+    }
+  }
+  Proto nested = type(shape);
+  for (int i = 0; i < 60; ++i) nested = Proto().Add(4, Proto().Add(1, nested));
+  EXPECT_THAT(Refusal(Read(graph(11, value(nested)))), HasSubstr("100 deep"));
+}
+
 TEST(OnnxTest, NamesAreUtf8WithoutNulAndStandOnceInAGraph) {
   const auto initializer = [](std::string_view name) { return OnnxFloats(name, 1); };
   EXPECT_THAT(RefusalOf(initializer(std::string_view("a\0b", 3))), HasSubstr("NUL"));

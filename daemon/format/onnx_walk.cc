@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/format/name_table.h"
+#include "daemon/format/onnx_plain.h"
 #include "daemon/format/text.h"
 
 namespace modelhost {
@@ -12,6 +13,11 @@ namespace {
 
 // An entry of the index takes more than the few bytes that a tensor can have in the file.
 constexpr uint64_t kMostTensors = uint64_t{1} << 20;
+// The same is true of dimensions. No model comes near.
+constexpr uint64_t kMostDims = uint64_t{1} << 24;
+// Names that the walk makes come again and again from the same bytes: all of them together are at
+// most as long as the file and this.
+constexpr uint64_t kSpareNameBytes = uint64_t{4} << 20;
 // So that names deep inside do not take more memory than the file is worth.
 constexpr size_t kMostLabelBytes = 48;
 constexpr size_t kMostPrefixBytes = 80;
@@ -83,7 +89,9 @@ bool OnnxWalker::CheckNames(const Graph& graph) {
 bool OnnxWalker::Nodes(Graph& graph) {
   return wire_.Fields([&](const WireField& field) {
     if (field.Is(1, WireType::kBytes)) return Node(graph);
-    return field.Is(15, WireType::kBytes) ? Sparse(&graph, graph.prefix) : wire_.Skip(field);
+    if (field.Is(15, WireType::kBytes)) return Sparse(&graph, graph.prefix);
+    // Initializers() was there already.
+    return SkipOnnxField(wire_, OnnxPart::kGraph, field);
   });
 }
 
@@ -111,7 +119,7 @@ bool OnnxWalker::Node(Graph& graph) {
         if (field.Is(3, WireType::kBytes)) return wire_.Bytes("a node's name", &name);
         if (field.Is(4, WireType::kBytes)) return wire_.Bytes("op_type", &type);
         attributes = attributes || field.Is(5, WireType::kBytes);
-        return wire_.Skip(field);
+        return SkipOnnxField(wire_, OnnxPart::kNode, field);
       })) {
     return false;
   }
@@ -134,7 +142,7 @@ bool OnnxWalker::Attribute(const std::string& owner) {
   if (!wire_.Fields([&](const WireField& field) {
         if (field.Is(1, WireType::kBytes)) return wire_.Bytes("an attribute's name", &name);
         holds = holds || field.type == WireType::kBytes;
-        return wire_.Skip(field);
+        return SkipOnnxField(wire_, OnnxPart::kAttribute, field);
       })) {
     return false;
   }
@@ -183,7 +191,7 @@ bool OnnxWalker::Function() {
   if (!wire_.Fields([&](const WireField& field) {
         if (field.Is(1, WireType::kBytes)) return wire_.Bytes("a function's name", &name);
         if (field.Is(10, WireType::kBytes)) return wire_.Bytes("a function's domain", &domain);
-        return wire_.Skip(field);
+        return SkipOnnxField(wire_, OnnxPart::kFunction, field);
       })) {
     return false;
   }
@@ -247,6 +255,18 @@ bool OnnxWalker::Emit(OnnxTensor& tensor, std::string_view name, bool exact) {
   if (!CheckOnnxTensor(wire_.in(), &tensor)) return false;
   if (++tensors_ > kMostTensors) {
     return wire_.in().Fail(absl::StrCat("the model has more than ", kMostTensors, " tensors"));
+  }
+  dims_ += tensor.dims.size();
+  if (dims_ > kMostDims) {
+    return wire_.in().Fail(absl::StrCat("the tensors have more than ", kMostDims, " dimensions"));
+  }
+  if (!exact) made_name_bytes_ += name.size();
+  if (made_name_bytes_ > file_bytes_ + kSpareNameBytes) {
+    return FailOnnxTensor(wire_.in(), tensor,
+                          absl::StrCat("is one of so many inside nodes that their names take more "
+                                       "than the model itself and ",
+                                       kSpareNameBytes, " bytes"),
+                          "save large sets of tensors as initializers");
   }
   return on_tensor_(tensor, name, exact);
 }

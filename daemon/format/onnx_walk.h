@@ -39,7 +39,8 @@ class OnnxWalker {
       absl::FunctionRef<bool(const OnnxTensor& tensor, std::string_view name, bool exact)>;
 
   // `in` stands at the begin of the model. Both are lent.
-  OnnxWalker(ByteReader& in, OnTensor on_tensor) : wire_(in), on_tensor_(on_tensor) {}
+  OnnxWalker(ByteReader& in, OnTensor on_tensor)
+      : wire_(in), on_tensor_(on_tensor), file_bytes_(in.size()) {}
 
   // False after a failure, which is in the reader, and when `on_tensor` stopped it.
   bool Run();
@@ -68,7 +69,10 @@ class OnnxWalker {
 
   WireReader wire_;
   OnTensor on_tensor_;
+  const uint64_t file_bytes_;
   uint64_t tensors_ = 0;
+  uint64_t dims_ = 0;
+  uint64_t made_name_bytes_ = 0;
   uint64_t subgraphs_ = 0;
 };
 

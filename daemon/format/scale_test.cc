@@ -10,6 +10,7 @@
 #include <ctime>
 #include <new>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -53,6 +54,7 @@ void operator delete[](void* at, size_t) noexcept { Free(at); }
 namespace modelhost {
 namespace {
 
+using std::string_literals::operator""s;
 using testing::GgufBuilder;
 using ::testing::HasSubstr;
 using testing::MemoryFiles;
@@ -249,6 +251,57 @@ TEST(OnnxScaleTest, TheNumberOfTensorsIsLimited) {
   MemoryFiles files({{"m.onnx", Proto().Varint(1, 8).Bytes(7, graph).bytes()}});
   EXPECT_THAT(std::string(ReadModel("m.onnx", files).status().message()),
               HasSubstr("more than 1048576 tensors"));
+}
+
+// What ReadModel asks for, and the error.
+std::pair<double, std::string> RefusalAndMemoryPerByte(const Proto& graph) {
+  const std::string bytes = OnnxModel(graph).bytes();
+  MemoryFiles files({{"m.onnx", bytes}});
+  const uint64_t before = allocated_bytes.load();
+  const auto index = ReadModel("m.onnx", files);
+  const double asked = static_cast<double>(allocated_bytes.load() - before);
+  return {asked / static_cast<double>(bytes.size()),
+          index.ok() ? "accepted" : std::string(index.status().message())};
+}
+
+TEST(OnnxScaleTest, WhatOneTensorCanHoldIsLimited) {
+  const auto with_dims = [](size_t rank) {
+    return OnnxGraph(
+        {Proto().Bytes(1, std::string(rank, '\x01')).Varint(2, 2).Bytes(8, "w").Bytes(9, "x")});
+  };
+  EXPECT_EQ(RefusalAndMemoryPerByte(with_dims(1024)).second, "accepted");
+  auto [memory, why] = RefusalAndMemoryPerByte(with_dims(1'000'000));
+  EXPECT_THAT(why, HasSubstr("tensor 'w' has 1000000 dimensions; the limit is 1024"));
+  EXPECT_LT(memory, 1.0);
+
+  std::string entries;
+  for (int i = 0; i < 500'000; ++i) entries += "\x6a\x00"s;
+  Proto tensor = Proto().Raw(entries).Varint(2, 2).Varint(1, 1).Bytes(8, "w").Bytes(9, "x");
+  std::tie(memory, why) = RefusalAndMemoryPerByte(OnnxGraph({tensor}));
+  EXPECT_EQ(why, "accepted");
+  EXPECT_LT(memory, 1.0);
+}
+
+// Of little that a model is made of, the index makes much.
+TEST(OnnxScaleTest, WhatTheModelCanHoldIsLimited) {
+  Proto many;
+  const Proto flat = Proto().Bytes(1, std::string(1024, '\x01')).Varint(2, 2).Bytes(9, "x");
+  for (int i = 0; i <= 1 << 14; ++i) many.Add(5, Proto(flat).Bytes(8, absl::StrCat(i)));
+  EXPECT_THAT(RefusalAndMemoryPerByte(many).second, HasSubstr("more than 16777216 dimensions"));
+
+  const std::string longer(100, 'n');
+  Proto values = Proto().Bytes(1, longer);
+  for (int i = 0; i < 100'000; ++i) values.Add(10, Proto().Varint(1, 0).Varint(2, 2));
+  EXPECT_THAT(RefusalAndMemoryPerByte(OnnxGraph({}, {OnnxNode(longer, "", values)})).second,
+              HasSubstr("their names take more than the model itself"));
+
+  std::string properties;
+  for (int i = 0; i <= 1 << 16; ++i) {
+    properties += Proto().Add(14, Proto().Bytes(1, absl::StrCat(i))).bytes();
+  }
+  MemoryFiles files({{"m.onnx", OnnxModel(OnnxGraph({})).bytes() + properties}});
+  EXPECT_THAT(std::string(ReadModel("m.onnx", files).status().message()),
+              HasSubstr("more than 65536 items of metadata"));
 }
 
 TEST(OnnxScaleTest, OneDataFileOfManyTensorsIsOpenedOnce) {

@@ -143,7 +143,10 @@ absl::Status ReadShards(const std::string& name, const ShardIndex& shards, FileS
       missing.push_back(Quoted(path));
       continue;
     }
-    if (!bytes.ok()) return bytes.status();
+    if (!bytes.ok()) {
+      return SourceError(name, absl::StrCat("weight_map names ", Quoted(path)), bytes.status(),
+                         "it has to be a file that can be read");
+    }
     opened.push_back(*bytes);
   }
   if (!missing.empty()) {

@@ -165,6 +165,28 @@ TEST(ShardedTest, MissingShardsAreListed) {
   EXPECT_THAT(Refusal(MemoryFiles({{kIndex, Map(many)}})), HasSubstr("and 492 more"));
 }
 
+TEST(ShardedTest, AnErrorOfTheSourceKeepsItsCodeAndNamesTheIndex) {
+  class Denying : public FileSource {
+   public:
+    absl::StatusOr<std::span<const std::byte>> Open(const std::string& name) override {
+      if (name != kIndex) return absl::PermissionDeniedError(name + ": no");
+      return std::as_bytes(std::span<const char>(map));
+    }
+    std::string map = Map({{"a", kShard1}});
+  };
+  Denying source;
+  const absl::Status status = ReadModel(kIndex, source).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status));
+  EXPECT_THAT(std::string(status.message()),
+              ::testing::AllOf(::testing::StartsWith(kIndex + std::string(": weight_map names")),
+                               HasSubstr(kShard1 + std::string(": no (it has to be"))));
+}
+
+TEST(ShardedTest, ShardNamesThatAreNotUtf8AreRefused) {
+  EXPECT_THAT(Refusal(Files(Map({{"a", "n\xff.safetensors"}}))), HasSubstr("UTF-8"));
+  EXPECT_NE(Refusal(Files(Map({{"a", "n\\ud800.safetensors"}}))), "accepted");
+}
+
 TEST(ShardedTest, TheMapMustAgreeWithTheShards) {
   EXPECT_THAT(Refusal(Files(Map({{"a", kShard1}, {"c", kShard2}, {"lm_head", kShard2}}))),
               ::testing::AllOf(HasSubstr("lm_head"), HasSubstr(kShard2)));

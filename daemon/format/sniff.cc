@@ -13,6 +13,7 @@
 namespace modelhost {
 namespace {
 
+constexpr uint32_t kOnnxGraph = 7;
 constexpr std::string_view kIndexEnding = ".safetensors.index.json";
 
 bool EndsWith(std::string_view name, std::string_view ending) {
@@ -33,13 +34,21 @@ bool HasAt(std::span<const std::byte> bytes, uint64_t offset, std::string_view m
   return in.Skip("", offset) && in.Text("", magic.size(), &found) && found == magic;
 }
 
-// The header's length could be one, and what follows looks like a header.
-bool LooksLikeSafetensors(std::span<const std::byte> bytes, bool named) {
+bool IsPlanName(std::string_view name) {
+  return EndsWith(name, ".engine") || EndsWith(name, ".plan") || EndsWith(name, ".trt");
+}
+
+// The header's length could be one, and what follows looks like a header. Under a plan's name that
+// takes more, since an unknown plan can start with any bytes.
+bool LooksLikeSafetensors(std::span<const std::byte> bytes, std::string_view name) {
   ByteReader in("", "", bytes);
   uint64_t header = 0;
-  if (!in.Little("", &header)) return false;
   // JSON text has no zero bytes, so a length that fits 32 bits is not text.
-  return header <= UINT32_MAX && (in.Peek() == '{' || named);
+  if (!in.Little("", &header) || header > UINT32_MAX) return false;
+  if (EndsWith(name, ".safetensors")) return true;
+  if (!in.Take('{') || !IsPlanName(name)) return in.offset() > sizeof(header);
+  in.TakeWhile([](uint8_t c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; });
+  return in.remaining() == 0 || in.Peek() == '"' || in.Peek() == '}';
 }
 
 // ONNX has no magic: a protobuf message whose top fields are those of ModelProto, with a graph.
@@ -47,7 +56,6 @@ bool LooksLikeOnnx(std::span<const std::byte> bytes) {
   constexpr int kFieldsLookedAt = 64;
   constexpr uint32_t kMaxField = 26;
   constexpr uint32_t kIrVersion = 1;
-  constexpr uint32_t kGraph = 7;
   ByteReader in("", "", bytes);
   WireReader wire(in);
   bool version = false;
@@ -57,7 +65,7 @@ bool LooksLikeOnnx(std::span<const std::byte> bytes) {
     if (field.number > kMaxField) return false;
     if (field.type != WireType::kVarint && field.type != WireType::kBytes) return false;
     version = version || field.Is(kIrVersion, WireType::kVarint);
-    graph = graph || field.Is(kGraph, WireType::kBytes);
+    graph = graph || field.Is(kOnnxGraph, WireType::kBytes);
     // A model that is cut in its graph is still an ONNX file. Raw data that starts with the byte of
     // a graph is not.
     if (!wire.Skip(field)) return version && graph;
@@ -65,9 +73,46 @@ bool LooksLikeOnnx(std::span<const std::byte> bytes) {
   return graph && in.ok();
 }
 
-bool LooksLikeTensorRt(std::span<const std::byte> bytes) {
-  if (HasAt(bytes, 0, "ptrt") || HasAt(bytes, 0, "ftrt")) return true;
-  // Some exporters put a length and a JSON text in front.
+// True for fields of a GraphProto up to the end of `content`, or up to where the file is cut.
+bool IsOnnxGraph(std::span<const std::byte> content, bool cut) {
+  ByteReader in("", "", content);
+  WireReader wire(in);
+  bool known = false;
+  WireField field;
+  while (wire.Next(&field)) {
+    for (const uint32_t number : {1, 2, 5, 11, 12, 13, 15}) {
+      known = known || field.Is(number, WireType::kBytes);
+    }
+    if (!wire.Skip(field)) break;
+  }
+  return known && (cut || in.ok());
+}
+
+// A model under a plan's name can be made to look like something else by what stands in front of
+// its graph, so every field is looked at, and the graph itself.
+bool HasOnnxGraph(std::span<const std::byte> bytes) {
+  ByteReader in("", "", bytes);
+  WireReader wire(in);
+  bool graph = false;
+  WireField field;
+  while (wire.Next(&field)) {
+    if (field.Is(kOnnxGraph, WireType::kBytes)) {
+      graph = true;
+      ByteReader value("", "", bytes.subspan(in.offset()));
+      uint64_t length = 0;
+      if (!WireReader(value).Varint("", &length)) return false;
+      const bool cut = length > value.remaining();
+      std::string_view content;
+      if (!value.Text("", cut ? value.remaining() : length, &content)) return false;
+      if (IsOnnxGraph(std::as_bytes(std::span(content)), cut)) return true;
+    }
+    if (!wire.Skip(field)) return false;
+  }
+  return graph && in.ok();
+}
+
+// Some exporters put a length and a JSON text in front of a plan.
+bool HasPlanBehindJson(std::span<const std::byte> bytes) {
   ByteReader in("", "", bytes);
   uint32_t length = 0;
   if (!in.Little("", &length) || in.Peek() != '{' || !in.Skip("", length)) return false;
@@ -81,6 +126,35 @@ bool LooksLikePickle(std::span<const std::byte> bytes) {
   uint8_t version = 0;
   return in.Little("", &proto) && in.Little("", &version) && proto == 0x80 && version >= 2 &&
          version <= 5;
+}
+
+// Protocols 0 and 1 have no mark at the start: a container, or the name of a global.
+bool LooksLikeOldPickle(std::span<const std::byte> bytes) {
+  for (const std::string_view start :
+       {"(d", "(l", "(t", "(i", "(c", "}q", "]q", "}(", "](", "}.", "]."}) {
+    if (HasAt(bytes, 0, start)) return true;
+  }
+  ByteReader in("", "", bytes);
+  const auto name = [&in] {
+    const std::string_view text = in.TakeWhile([](uint8_t c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
+             c == '_' || c == '.';
+    });
+    return !text.empty() && in.Take('\n');
+  };
+  return in.Take('c') && name() && name();
+}
+
+// The end record of a ZIP archive, with a comment or without, where the file ends.
+bool EndsLikeZip(std::span<const std::byte> bytes) {
+  constexpr uint64_t kRecordBytes = 22;
+  constexpr uint64_t kMostBytes = kRecordBytes + UINT16_MAX;
+  ByteReader in("", "", bytes);
+  std::string_view tail;
+  if (in.size() > kMostBytes && !in.Skip("", in.size() - kMostBytes)) return false;
+  if (!in.Text("", in.remaining(), &tail)) return false;
+  const size_t at = tail.rfind("PK\x05\x06");
+  return at != std::string_view::npos && tail.size() - at >= kRecordBytes;
 }
 
 constexpr std::string_view kSevenZipMagic = "7z\xbc\xaf\x27\x1c";
@@ -109,8 +183,12 @@ absl::Status RefuseTorch(std::string_view name, std::span<const std::byte> bytes
     return refuse("a legacy pickle checkpoint of PyTorch, from before its ZIP archives (1.6)");
   }
   if (HasAt(bytes, 0, kTorchPreview)) return refuse("a preview format of PyTorch before 1.0");
-  if (LooksLikePickle(bytes)) {
+  if (LooksLikePickle(bytes) || LooksLikeOldPickle(bytes)) {
     return refuse("a bare pickle, legacy of PyTorch or of another program, not a ZIP archive");
+  }
+  if (EndsLikeZip(bytes)) {
+    return ModelError(name, "the ZIP archive of a checkpoint with other bytes in front of it",
+                      "the file is damaged, or made to be read in two ways: get it again");
   }
   return ModelError(name, "named like a PyTorch checkpoint, but not a ZIP archive of torch.save",
                     "the file is damaged, or a legacy format: load it in Python with "
@@ -121,10 +199,6 @@ int FirstVisible(std::span<const std::byte> bytes) {
   ByteReader in("", "", bytes);
   in.TakeWhile([](uint8_t c) { return c == ' ' || c == '\n' || c == '\r' || c == '\t'; });
   return in.Peek();
-}
-
-bool IsPlanName(std::string_view name) {
-  return EndsWith(name, ".engine") || EndsWith(name, ".plan") || EndsWith(name, ".trt");
 }
 
 // Content says nothing: what the name claims decides whose error the user sees.
@@ -172,18 +246,23 @@ FileFormat SniffFormat(std::span<const std::byte> bytes, absl::string_view absl_
        {"lmgg", "fmgg", "tjgg", "algg", "ggml", "ggmf", "ggjt", "ggla"}) {
     if (HasAt(bytes, 0, magic)) return FileFormat::kLegacyGgml;
   }
-  if (LooksLikeSafetensors(bytes, EndsWith(name, ".safetensors"))) return FileFormat::kSafetensors;
-  if (HasAt(bytes, 0, "PK\x03\x04") || HasAt(bytes, 0, "PK\x05\x06")) return FileFormat::kTorchZip;
+  // What could be a header's length too goes before safetensors only where that is longer than any
+  // may be, or where no header follows: an archive has no '{' there, a pickle and a tar may.
+  if (HasAt(bytes, 0, "ptrt") || HasAt(bytes, 0, "ftrt")) return FileFormat::kTensorRt;
+  const bool member = HasAt(bytes, 0, "PK\x03\x04") && !HasAt(bytes, sizeof(uint64_t), "{");
+  if (member || HasAt(bytes, 0, "PK\x05\x06")) return FileFormat::kTorchZip;
+  if (LooksLikeSafetensors(bytes, name)) return FileFormat::kSafetensors;
+  if (HasAt(bytes, 0, "PK\x03\x04")) return FileFormat::kTorchZip;
   if (HasAt(bytes, 0, kSevenZipMagic)) return FileFormat::kSevenZip;
   if (HasAt(bytes, kTarMagicAt, "ustar") || HasAt(bytes, 0, kTorchPreview) ||
       LooksLikePickle(bytes)) {
     return FileFormat::kTorchLegacy;
   }
-  if (LooksLikeTensorRt(bytes)) return FileFormat::kTensorRt;
+  if (HasPlanBehindJson(bytes)) return FileFormat::kTensorRt;
   if (FirstVisible(bytes) == '{' && (EndsWith(name, kIndexEnding) || HasWeightMap(bytes))) {
     return FileFormat::kSafetensorsIndex;
   }
-  if (LooksLikeOnnx(bytes)) return FileFormat::kOnnx;
+  if (LooksLikeOnnx(bytes) || (IsPlanName(name) && HasOnnxGraph(bytes))) return FileFormat::kOnnx;
   return ByName(name);
 }
 
@@ -235,6 +314,11 @@ absl::Status RefuseFormat(std::string_view name, FileFormat format,
                         absl::StatusCode::kUnimplemented);
     }
     case FileFormat::kUnknown:
+      // Names that data of any kind has too.
+      if ((EndsWith(name, ".bin") || EndsWith(name, ".ckpt")) &&
+          (LooksLikeOldPickle(bytes) || EndsLikeZip(bytes))) {
+        return RefuseTorch(name, bytes);
+      }
       if (FirstVisible(bytes) == '<') {
         return ModelError(name, "a web page or XML, not a model",
                           "the download failed: look at the file, then get it again");

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/format/byte_reader.h"
 #include "daemon/format/json_reader.h"
+#include "daemon/format/sniff.h"
 #include "daemon/format/text.h"
 
 namespace modelhost {
@@ -67,14 +68,17 @@ class PlanReader {
       : name_(name), bytes_(bytes), index_(index), in_(name, kPlanHint, bytes) {}
 
   absl::Status Read() {
-    if (HasPrefix()) ReadPrefix();
+    if (HasPrefix(bytes_)) ReadPrefix();
+    if (in_.ok() && in_.offset() > 0) {
+      if (absl::Status status = CheckBehindPrefix(); !status.ok()) return status;
+    }
     if (in_.ok()) ReadPlan();
     return in_.status();
   }
 
  private:
-  bool HasPrefix() const {
-    ByteReader in("", "", bytes_);
+  static bool HasPrefix(std::span<const std::byte> bytes) {
+    ByteReader in("", "", bytes);
     uint32_t length = 0;
     return in.Little("", &length) && length < kMaxPrefixBytes && in.Peek() == '{';
   }
@@ -108,6 +112,15 @@ class PlanReader {
     }
     if (in_.remaining() == 0) return in_.Fail("only a JSON text: no plan follows it");
     return true;
+  }
+
+  // The text says nothing about what it stands in front of.
+  absl::Status CheckBehindPrefix() {
+    const std::span<const std::byte> rest = bytes_.subspan(in_.offset());
+    const FileFormat format = SniffFormat(rest, name_);
+    if (format != FileFormat::kTensorRt) return CheckPlanName(name_, format, rest);
+    if (HasPrefix(rest)) in_.Fail("a second JSON text where the plan should begin");
+    return in_.status();
   }
 
   bool ReadPlan() {

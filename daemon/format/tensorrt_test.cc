@@ -1,10 +1,12 @@
 #include "daemon/format/tensorrt.h"
 
+#include <random>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/format/model_builders.h"
+#include "daemon/format/onnx_builder.h"
 #include "daemon/format/sniff.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -197,6 +199,85 @@ TEST(TensorRtTest, AnotherFormatUnderAPlansNameIsRefusedByItsOwn) {
   EXPECT_THAT(Refusal(std::string(4096, '\0')), HasSubstr("zeros"));
   EXPECT_THAT(Refusal(""), HasSubstr("empty"));
   EXPECT_THAT(Refusal("\x80\x81\x82"), HasSubstr("only 3 bytes"));
+}
+
+// Whatever stands in front of the graph, and wherever the file is cut.
+TEST(TensorRtTest, AnOnnxModelIsFoundUnderAPlansNameHoweverItIsMade) {
+  const testing::Proto graph = testing::OnnxGraph({testing::OnnxFloats("w", 4)});
+  const std::string model = testing::OnnxModel(graph).bytes();
+  std::string properties;
+  for (int i = 0; i < 100; ++i) {
+    properties += testing::Proto()
+                      .Add(14, testing::Proto().Bytes(1, absl::StrCat("k", i)).Bytes(2, "v"))
+                      .bytes();
+  }
+  const std::string bare = testing::Proto().Add(7, graph).bytes();
+  for (const std::string& disguised : {
+           testing::Proto().Bytes(99, "x").bytes() + model,
+           testing::Proto().Varint(70000, 1).bytes() + model,
+           testing::Proto().Tag(99, 5).Raw("1234").bytes() + model,
+           testing::Proto().Tag(99, 1).Raw("12345678").bytes() + model,
+           testing::Proto().Tag(99, 3).Varint(1, 1).Tag(99, 4).bytes() + model,
+           properties + model,
+           bare,
+           bare.substr(0, bare.size() - 8),
+           properties + bare.substr(0, bare.size() - 8),
+           testing::Proto().Bytes(99, "x").bytes() + bare.substr(0, 12),
+           // What follows the graph is damaged.
+           bare + "\x0f",
+       }) {
+    for (const char* name : {"m.engine", "m.plan", "m.trt"}) {
+      EXPECT_THAT(Refusal(disguised, name), HasSubstr("ONNX under the name")) << disguised;
+    }
+  }
+}
+
+TEST(TensorRtTest, RandomBytesUnderAPlansNameAreNoOtherFormat) {
+  std::mt19937_64 random(20260101);
+  for (int run = 0; run < 2'000; ++run) {
+    std::string plan;
+    for (int i = 0; i < 50; ++i) plan += Le(random());
+    plan[0] = static_cast<char>(0x90 | (plan[0] & 0x0f));  // Of no format that has a mark.
+    auto index = Read(plan);
+    ASSERT_TRUE(index.ok()) << run << index.status();
+  }
+}
+
+TEST(TensorRtTest, APlansVersionsAreNoHeaderOfSafetensors) {
+  for (const char* magic : {"ptrt", "ftrt"}) {
+    Plan plan;
+    plan.magic = magic;
+    plan.safe = 0;
+    plan.standard = '{';
+    auto index = Read(plan.Build());
+    ASSERT_TRUE(index.ok()) << index.status();
+    EXPECT_EQ(MetadataOf(*index, "tensorrt.serialization_version"), "123");
+  }
+  const std::string unknown =
+      Le(uint32_t{0x9080}) + Le(uint32_t{0}) + "{" + std::string(60, '\xc1');
+  EXPECT_TRUE(Read(unknown).ok()) << Read(unknown).status();
+  // But a header is one, cut or not.
+  const std::string good = SmallSafetensors({"a"});
+  for (const size_t size : {good.size(), good.size() / 2, size_t{20}, size_t{9}}) {
+    EXPECT_THAT(Refusal(good.substr(0, size)), HasSubstr("safetensors under the name"));
+  }
+}
+
+TEST(TensorRtTest, NothingButAPlanStandsBehindAJsonText) {
+  const std::string json = "{\"a\": 1}";
+  const std::string prefix = Le(static_cast<uint32_t>(json.size())) + json;
+  EXPECT_THAT(Refusal(prefix + SmallSafetensors({"a"})), HasSubstr("safetensors under the name"));
+  EXPECT_THAT(Refusal(prefix + GgufBuilder().Build()), HasSubstr("GGUF under the name"));
+  EXPECT_THAT(Refusal(prefix + testing::OnnxOf(testing::OnnxFloats("w", 1))),
+              HasSubstr("ONNX under the name"));
+  EXPECT_THAT(Refusal(prefix + "PK\x03\x04" + std::string(60, '\x01')), HasSubstr("PyTorch"));
+  EXPECT_THAT(Refusal(prefix + "\x80\x02}q." + std::string(60, '\x01')),
+              HasSubstr("a bare pickle"));
+  EXPECT_THAT(Refusal(prefix + "version https://git-lfs.github.com/spec/v1\noid sha256:0\n"),
+              HasSubstr("Git LFS"));
+  EXPECT_THAT(Refusal(prefix + prefix + Plan().Build()), HasSubstr("second JSON text"));
+  EXPECT_THAT(Refusal(prefix + prefix + std::string(60, '\xc1')), HasSubstr("second JSON text"));
+  EXPECT_TRUE(Read(prefix + std::string(60, '\xc1')).ok());
 }
 
 TEST(TensorRtTest, ContentThatIsAPlanNeedsNoName) {

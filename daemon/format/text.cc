@@ -47,6 +47,14 @@ absl::Status ModelError(std::string_view file, std::string_view why, std::string
                          hint.empty() ? "" : ")"));
 }
 
+absl::Status SourceError(std::string_view file, std::string_view why, const absl::Status& cause,
+                         std::string_view hint) {
+  const std::string_view text = AsStd(cause.message());
+  const bool has_hint = !text.empty() && text.back() == ')';
+  return ModelError(file, absl::StrCat(AsAbsl(why), ", which cannot be read: ", Printable(text)),
+                    has_hint ? std::string_view() : hint, cause.code());
+}
+
 std::string Printable(std::string_view path) {
   constexpr size_t kMostShown = 1024;  // The longest path of a version.
   size_t used = 0;

@@ -19,6 +19,11 @@ inline std::string_view AsStd(absl::string_view text) { return {text.data(), tex
 absl::Status ModelError(std::string_view file, std::string_view why, std::string_view hint,
                         absl::StatusCode code = absl::StatusCode::kInvalidArgument);
 
+// "FILE: WHY, which cannot be read: CAUSE (HINT)" with the code of `cause`, whose own hint comes
+// first.
+absl::Status SourceError(std::string_view file, std::string_view why, const absl::Status& cause,
+                         std::string_view hint);
+
 // A file's path for a message: on one line, with what cannot be shown escaped.
 std::string Printable(std::string_view path);
 // 'name' for a message: printable, on one line, cut when it is long.
