@@ -249,9 +249,11 @@ TEST(TensorRtTest, APlansVersionsAreNoHeaderOfSafetensors) {
     plan.magic = magic;
     plan.safe = 0;
     plan.standard = '{';
-    auto index = Read(plan.Build());
-    ASSERT_TRUE(index.ok()) << index.status();
-    EXPECT_EQ(MetadataOf(*index, "tensorrt.serialization_version"), "123");
+    for (const char* name : {"m.engine", "weights.bin"}) {
+      auto index = Read(plan.Build(), name);
+      ASSERT_TRUE(index.ok()) << index.status();
+      EXPECT_EQ(MetadataOf(*index, "tensorrt.serialization_version"), "123");
+    }
   }
   const std::string unknown =
       Le(uint32_t{0x9080}) + Le(uint32_t{0}) + "{" + std::string(60, '\xc1');
