@@ -247,6 +247,12 @@ TEST_F(InspectTest, AFolderOfLinksIntoABlobStoreWorks) {
   EXPECT_EQ(Inspect(Path("hub/snapshots/r")), 0) << err_;
 }
 
+TEST_F(InspectTest, AFolderCalledSnapshotsIsNoCacheWithoutBlobs) {
+  Put("train/snapshots/step1/model.safetensors", SmallSafetensors({"a"}));
+  Link("step1", "train/snapshots/latest");
+  EXPECT_EQ(Inspect(Path("train/snapshots/latest")), 0) << err_;
+}
+
 TEST_F(InspectTest, ADownloadCacheShowsTheSnapshotThatMainNames) {
   Put("hub/blobs/1", SmallSafetensors({"old"}));
   Put("hub/blobs/2", SmallSafetensors({"new"}));

@@ -56,12 +56,15 @@ std::string SnapshotOf(const fs::path& cache, const char* ref) {
   return plain && IsRealFolder(cache / "snapshots" / name) ? name : "";
 }
 
-// Whether the user named a snapshot that is nothing but a link: what it leads to is not the
-// cache's.
+// Whether the user named a snapshot of a cache that is nothing but a link: what it leads to is not
+// the cache's. A folder called snapshots without blobs beside it is no cache.
 bool IsLinkedSnapshot(fs::path path) {
   if (!path.has_filename()) path = path.parent_path();
+  if (path.parent_path().filename() != "snapshots") return false;
   std::error_code error;
-  return fs::is_symlink(path, error) && path.parent_path().filename() == "snapshots";
+  const fs::path blobs = path.parent_path().parent_path() / "blobs";
+  return fs::is_symlink(path, error) && fs::is_directory(path, error) &&
+         fs::exists(fs::symlink_status(blobs, error));
 }
 
 }  // namespace

@@ -105,8 +105,8 @@ std::optional<size_t> FirstWrongFloat(DType from, std::span<const std::byte> sou
 
 std::optional<size_t> FirstWrongQ8(DType from, std::span<const std::byte> source,
                                    std::span<const std::byte> blocks) {
-  // The quotients are F32's.
-  constexpr double kSlack = 1 + 0x1p-20;
+  // Values, step and quotients are F32's: so far may a quotient of up to 127 be off, in steps.
+  constexpr double kSlackSteps = 127 * 0x1p-21;
   const size_t count = source.size() / WidthOf(from);
   if (blocks.size() / kBlockBytes * kBlockValues != count) return 0;
   for (size_t block = 0; block < count / kBlockValues; ++block) {
@@ -117,7 +117,8 @@ std::optional<size_t> FirstWrongQ8(DType from, std::span<const std::byte> source
       largest = std::max(largest, std::fabs(values[i]));
     }
     const double step = largest / 127;
-    const double allowed = (step / 2 + 127 * HalfUnit(PrecisionOf(DType::kF16), step)) * kSlack;
+    const double allowed =
+        step / 2 + 127 * HalfUnit(PrecisionOf(DType::kF16), step) + step * kSlackSteps;
     const std::span<const std::byte> bytes = blocks.subspan(block * kBlockBytes, kBlockBytes);
     const double scale = HalfPrecision(LoadAs<uint16_t>(bytes, 0));
     for (size_t i = 0; i < kBlockValues; ++i) {

@@ -90,5 +90,16 @@ TEST(ValueCheckTest, BlocksOfQ8AreRightOnlyAsTheyWereMade) {
   EXPECT_TRUE(FirstWrongQ8(DType::kF64, Bytes(std::vector<double>(64)), {}));
 }
 
+// Right by the definition, whose arithmetic is F32's: a quotient just below 126.5 becomes 127
+// there.
+TEST(ValueCheckTest, BlocksOfQ8MayRoundAsF32Does) {
+  std::vector<double> values(32);
+  values[0] = 128.42626953125;
+  values[1] = 127.92064666748047;
+  std::vector<std::byte> block(34);
+  ASSERT_TRUE(QuantizeQ8(values, block));
+  EXPECT_FALSE(FirstWrongQ8(DType::kF64, Bytes(values), block));
+}
+
 }  // namespace
 }  // namespace modelhost::modelctl

@@ -25,7 +25,8 @@ constexpr uint64_t kMaxStreamBytes = 100'000'000;
 // torch writes 1000 items of a container at a time.
 constexpr size_t kMaxStack = 1'000'000;
 constexpr uint8_t kMaxProtocol = 5;
-// What the values of a pickle may take. torch.save's own take 3 to 5 bytes per byte.
+// What the values of a pickle may take. A state_dict takes 3 to 5 bytes per byte; lists of numbers,
+// which training keeps beside one, take up to 16, and what is free is enough for millions of them.
 constexpr uint64_t kValueBytesPerByte = 6;
 constexpr uint64_t kFreeValueBytes = uint64_t{48} << 20;
 // An entry of a hash table with what is left free.
@@ -243,7 +244,8 @@ class PickleMachine {
 
   bool Charge(uint64_t bytes) {
     if (bytes > bytes_left_) {
-      return Fail(absl::StrCat("more values than a pickle of ", in_.size(), " bytes is given"));
+      return Fail(absl::StrCat("more values than a pickle of ", in_.size(), " bytes is given"),
+                  "save the weights alone, as torch.save(model.state_dict(), FILE) does");
     }
     bytes_left_ -= bytes;
     return true;

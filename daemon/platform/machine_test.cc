@@ -303,6 +303,12 @@ TEST_F(MachineTest, WhileAChildHangsNoOtherOneIsStarted) {
   EXPECT_THAT(machine.Facts({.cuda_driver = true}, Never)->cuda_driver.unknown,
               HasSubstr("an earlier one still hangs"));
   EXPECT_EQ(Looks(), 1);
+  // What no driver is needed for is found all the same, and stays found.
+  EXPECT_TRUE(machine.Facts({.tensorrt = true}, Never)->tensorrt.known());
+  EXPECT_EQ(Looks(), 2);
+  EXPECT_THAT(machine.Facts({.cuda_driver = true}, Never)->cuda_driver.unknown,
+              HasSubstr("an earlier one still hangs"));
+  EXPECT_TRUE(machine.Known()->tensorrt.known());
   let_go.Reset();
   ASSERT_EQ(::waitpid(tracer, &how, 0), tracer);
   // Taken away by whoever asks next.

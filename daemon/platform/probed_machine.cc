@@ -120,13 +120,14 @@ absl::StatusOr<MachineFacts> ProbedMachine::Facts(const FactsNeeded& needed,
   const absl::MutexLock lock(&mutex_);
   looking_ = false;
   if (!facts.ok()) return facts.status();
-  // What this look had no aim at is still what an earlier one found, or not.
+  // What this look had no aim at, or failed to find, is still what an earlier one found.
   if (stale_) found_ = {};
-  if (!IsNotLookedFor(facts->tensorrt)) found_.tensorrt = facts->tensorrt;
-  if (!IsNotLookedFor(facts->compute_capability)) {
-    found_.compute_capability = facts->compute_capability;
-  }
-  if (!IsNotLookedFor(facts->cuda_driver)) found_.cuda_driver = facts->cuda_driver;
+  const auto take = [](const MachineFact& fact, MachineFact& found) {
+    if (fact.known() || (!found.known() && !IsNotLookedFor(fact))) found = fact;
+  };
+  take(facts->tensorrt, found_.tensorrt);
+  take(facts->compute_capability, found_.compute_capability);
+  take(facts->cuda_driver, found_.cuda_driver);
   looked_at_ = clock_.Monotonic();
   // A reload that came meanwhile wants a look that began after it.
   stale_ = forgotten != forgotten_;
@@ -137,8 +138,13 @@ absl::StatusOr<MachineFacts> ProbedMachine::Facts(const FactsNeeded& needed,
 absl::StatusOr<MachineFacts> ProbedMachine::Look(const FactsNeeded& needed,
                                                  const std::function<bool()>& cancelled) {
   std::string text;
-  const absl::Status ended = RunChild(needed.driver(), cancelled, &text);
-  if (absl::IsCancelled(ended)) return ended;
+  const bool hangs = needed.driver() && late_.Reap() > 0;
+  absl::Status ended;
+  const bool looks = !hangs || needed.tensorrt;
+  if (looks) {  // What needs no driver is found all the same.
+    ended = RunChild(needed.driver() && !hangs, cancelled, &text);
+    if (absl::IsCancelled(ended)) return ended;
+  }
   // What it said before a driver made it crash or hang is good; a half line is none.
   text.resize(text.find_last_of('\n') + 1);
   std::string strange;
@@ -149,7 +155,12 @@ absl::StatusOr<MachineFacts> ProbedMachine::Look(const FactsNeeded& needed,
   const auto explain = [&](bool looked_for, MachineFact& fact) {
     if (looked_for && IsNotLookedFor(fact)) fact.unknown = why;
   };
-  explain(true, facts.tensorrt);
+  explain(looks, facts.tensorrt);
+  if (hangs) {
+    why = absl::StrCat(kProbe,
+                       ": an earlier one still hangs in the CUDA driver, so no other one is "
+                       "started (does nvidia-smi answer? a hung driver needs a restart)");
+  }
   explain(needed.driver(), facts.compute_capability);
   explain(needed.driver(), facts.cuda_driver);
   return facts;
@@ -157,12 +168,6 @@ absl::StatusOr<MachineFacts> ProbedMachine::Look(const FactsNeeded& needed,
 
 absl::Status ProbedMachine::RunChild(bool with_driver, const std::function<bool()>& cancelled,
                                      std::string* text) {
-  if (late_.Reap() > 0) {
-    return absl::UnavailableError(
-        absl::StrCat(kProbe,
-                     ": an earlier one still hangs in the CUDA driver, so no other one is "
-                     "started (does nvidia-smi answer? a hung driver needs a restart)"));
-  }
   const UniqueFd file(::open(command_[0].c_str(), O_RDONLY | O_CLOEXEC));
   if (!file.valid()) return ErrnoStatus(errno, absl::StrCat("starting ", command_[0]));
   int ends[2];
