@@ -17,9 +17,11 @@ using ::testing::HasSubstr;
 using testing::Le;
 namespace pk = testing::pickled;
 
+// What is read refers to the stream.
 absl::StatusOr<Pickle> Read(const std::string& stream) {
   return Pickle::Read("x.pt: m/data.pkl", std::as_bytes(std::span<const char>(stream)));
 }
+absl::StatusOr<Pickle> Read(std::string&& stream) = delete;
 
 std::string RefusalOf(const std::string& stream) {
   auto pickle = Read(stream);
@@ -352,7 +354,8 @@ TEST(PickleTest, CopiesAreBoundedByTheStream) {
 TEST(PickleTest, OnePersistentIdIsOneStorage) {
   const std::string id = pk::Tuple({pk::Text("storage"), pk::Global("torch", "FloatStorage"),
                                     pk::Text("0"), pk::Text("cpu"), pk::Int(4)});
-  auto pickle = Read(pk::Whole("](" + id + "q\x01Qh\x01Qh\x01Q" + id + "Qe"));
+  const std::string stream = pk::Whole("](" + id + "q\x01Qh\x01Qh\x01Q" + id + "Qe");
+  auto pickle = Read(stream);
   ASSERT_TRUE(pickle.ok()) << pickle.status();
   EXPECT_EQ(pickle->storages().size(), 2u);
   EXPECT_EQ(Shown(*pickle, pickle->root()), "[storage0 storage0 storage0 storage1]");
@@ -388,7 +391,9 @@ TEST(PickleTest, ValuesAreBoundedByTheStream) {
 }
 
 TEST(PickleTest, StoragesAndTensors) {
-  auto pickle = Read(pk::Whole(pk::View(pk::Storage("HalfStorage", "7", 12), 3, {2, 4}, {4, 1})));
+  const std::string stream =
+      pk::Whole(pk::View(pk::Storage("HalfStorage", "7", 12), 3, {2, 4}, {4, 1}));
+  auto pickle = Read(stream);
   ASSERT_TRUE(pickle.ok()) << pickle.status();
   EXPECT_EQ(pickle->root().kind, PickleKind::kTensor);
   ASSERT_EQ(pickle->storages().size(), 1u);
