@@ -250,6 +250,7 @@ absl::Status App::Impl::Build() {
   manager_options.memlock = config.memory.memlock;
   manager_options.model_policies = config.models;
   manager_options.own_uid = uid;
+  manager_options.retry.most = config.load.retries;
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
                          *verified, *host, *memlock, *catalogue, state.dir, *access, machine},

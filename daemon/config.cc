@@ -21,6 +21,7 @@ namespace modelhost {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxRetries = 20;
 constexpr size_t kMaxFileBytes = size_t{4} << 20;
 
 using KeyReader = std::function<absl::Status(const TomlField&)>;
@@ -124,6 +125,16 @@ Section LoadSection(Config& config) {
                return field.Error(absl::StrCat("expected 0 to ", kMaxThreads));
              }
              config.load.threads = static_cast<int>(*threads);
+             return absl::OkStatus();
+           }},
+          {"retries",
+           [&](const TomlField& field) {
+             auto retries = field.Integer();
+             if (!retries.ok()) return retries.status();
+             if (*retries < 0 || *retries > kMaxRetries) {
+               return field.Error(absl::StrCat("expected 0 to ", kMaxRetries));
+             }
+             config.load.retries = static_cast<int>(*retries);
              return absl::OkStatus();
            }},
           {"verify",

@@ -279,6 +279,7 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   json.Field("leases", uint64_t{status.leases()});
   json.Field("models", uint64_t{status.models()});
   json.Field("invalidTransitions", uint64_t{status.invalid_transitions()});
+  json.Field("journalError", status.journal_error());
   json.Key("device");
   json.BeginObject();
   json.Field("mode", status.device_mode());
@@ -292,6 +293,17 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   json.EndObject();
 }
 
+void WriteEvent(JsonWriter& json, const v1::Event& event) {
+  json.Field("sequence", uint64_t{event.sequence()});
+  json.Field("epoch", uint64_t{event.epoch()});
+  json.Field("when", Rfc3339(ToAbsl(event.when())));
+  json.Field("what", event.what());
+  json.Field("model", event.model());
+  json.Field("version", uint64_t{event.version()});
+  json.Field("detail", event.detail());
+  json.Field("lost", uint64_t{event.lost()});
+}
+
 void WriteResult(JsonWriter& json, const v1::OperationResult& result) {
   json.Field("unchanged", result.unchanged());
   WriteObjects(json, "changes", result.changes(), WriteChange);
@@ -301,6 +313,8 @@ void WriteResult(JsonWriter& json, const v1::OperationResult& result) {
   json.Field("digest", result.digest());
   json.Field("bytes", uint64_t{result.bytes()});
   json.Field("linkedBytes", uint64_t{result.linked_bytes()});
+  json.Field("removedVersions", uint64_t{result.removed_versions()});
+  json.Field("freedBytes", uint64_t{result.freed_bytes()});
 }
 
 }  // namespace modelhost::modelctl

@@ -44,6 +44,7 @@ void WriteLease(JsonWriter& json, const v1::Lease& lease);
 void WriteClient(JsonWriter& json, const v1::ClientInfo& client);
 void WriteChange(JsonWriter& json, const v1::LabelChange& change);
 void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status);
+void WriteEvent(JsonWriter& json, const v1::Event& event);  // Of a stream of them.
 void WriteResult(JsonWriter& json, const v1::OperationResult& result);
 
 }  // namespace modelhost::modelctl

@@ -41,7 +41,8 @@ std::string StateName(v1::OperationState state) {
 }
 
 bool IsFinished(v1::OperationState state) {
-  return state == v1::SUCCEEDED || state == v1::OPERATION_FAILED || state == v1::CANCELLED;
+  return state == v1::SUCCEEDED || state == v1::OPERATION_FAILED || state == v1::CANCELLED ||
+         state == v1::ABORTED;
 }
 
 void WriteOperation(JsonWriter& json, const v1::Operation& operation) {
@@ -64,8 +65,18 @@ void WriteOperation(JsonWriter& json, const v1::Operation& operation) {
     json.BeginObject();
     json.Field("code", operation.failure().code());
     json.Field("message", operation.failure().message());
+    json.Field("reason", operation.failure().reason());
+    json.Key("metadata");
+    json.BeginObject();
+    const std::map<std::string, std::string> metadata(operation.failure().metadata().begin(),
+                                                      operation.failure().metadata().end());
+    for (const auto& [key, value] : metadata) json.Field(key, value);
+    json.EndObject();
     json.EndObject();
   }
+  if (!operation.successor().empty()) json.Field("successor", operation.successor());
+  if (operation.attempts() > 0) json.Field("attempts", operation.attempts());
+  if (operation.has_next_try()) json.Field("nextTry", Rfc3339(ToAbsl(operation.next_try())));
 }
 
 Progress::Progress(ProgressMode mode, std::ostream& out, int columns, std::string what)

@@ -80,6 +80,18 @@ void LogObserver::OnLoadFinished(const VersionKey& key, const LoadReport& report
   }
 }
 
+void LogObserver::OnLoadRetry(const VersionKey& key, int attempt, absl::Duration delay,
+                              const absl::Status& status) {
+  logger_.Write(LogLevel::kInfo, ForVersion("load_retry", key)
+                                     .Add("attempt", attempt)
+                                     .AddSeconds("delay_seconds", delay)
+                                     .AddError(status));
+}
+
+void LogObserver::OnJournalError(const absl::Status& status) {
+  logger_.Write(LogLevel::kError, LogLine("journal").AddError(status));
+}
+
 void LogObserver::OnUnloaded(const VersionKey& key, absl::Duration took) {
   logger_.Write(LogLevel::kInfo, ForVersion("unload", key).AddSeconds("duration_seconds", took));
 }

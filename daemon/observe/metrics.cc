@@ -122,6 +122,13 @@ Metrics::Metrics(const BuildInfo& build)
                                  "Loads that failed, by the phase and the kind of failure.")),
       load_bytes_(MakeCounter(*registry_, "modelhost_model_load_bytes_total",
                               "Bytes read from disk, and bytes made resident, by loads.")),
+      load_retries_(
+          MakeCounter(*registry_, "modelhost_load_retries_total",
+                      "Loads that failed for a reason that may pass, to be tried again.")),
+      journal_errors_(MakeCounter(*registry_, "modelhost_journal_errors_total",
+                                  "Times that the journal of operations could not be read or "
+                                  "written.")
+                          .Add({})),
       unload_duration_(MakeHistogram(*registry_, "modelhost_model_unload_duration_seconds",
                                      "Time to free the memory of a version.")),
       swaps_(MakeCounter(*registry_, "modelhost_swaps_total", "Swaps and rollbacks that ended.")),
@@ -219,6 +226,13 @@ void Metrics::OnLoadFinished(const VersionKey& key, const LoadReport& report,
   }
 }
 
+void Metrics::OnLoadRetry(const VersionKey& key, int /*attempt*/, absl::Duration /*delay*/,
+                          const absl::Status& /*status*/) {
+  load_retries_.Add({{"model", key.model}}).Increment();
+}
+
+void Metrics::OnJournalError(const absl::Status& /*status*/) { journal_errors_.Increment(); }
+
 void Metrics::OnUnloaded(const VersionKey& key, absl::Duration took) {
   unload_duration_.Add({{"model", key.model}, {"outcome", "success"}}, PhaseBuckets())
       .Observe(Seconds(took));
@@ -261,7 +275,8 @@ void Metrics::OnOperation(const OperationSnapshot& operation) {
   const char* outcome = rollback ? "rolled_back" : "success";
   if (operation.state == OperationState::kFailed) {
     outcome = WasCancelled(operation.status) ? "cancelled" : "failed";
-  } else if (operation.state == OperationState::kCancelled) {
+  } else if (operation.state == OperationState::kCancelled ||
+             operation.state == OperationState::kAborted) {
     outcome = "cancelled";
   }
   swaps_.Add({{"outcome", outcome}, {"model", model}, {"trigger", "api"}}).Increment();

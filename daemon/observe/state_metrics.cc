@@ -24,7 +24,8 @@ constexpr std::array kPhases = {Phase::kStaged, Phase::kReserved,   Phase::kLoad
 constexpr std::array kHealths = {Health::kOk, Health::kDegraded, Health::kSuspect};
 constexpr std::array kKinds = {OperationKind::kLoad,   OperationKind::kUnload,
                                OperationKind::kSwap,   OperationKind::kRollback,
-                               OperationKind::kVerify, OperationKind::kPublish};
+                               OperationKind::kVerify, OperationKind::kPublish,
+                               OperationKind::kDelete, OperationKind::kGc};
 
 std::string Lower(absl::string_view name) { return absl::AsciiStrToLower(name); }
 

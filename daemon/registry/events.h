@@ -34,6 +34,9 @@ class Observer {
   // A load ended. `phase` is where a failed one stopped.
   virtual void OnLoadFinished(const VersionKey& /*key*/, const LoadReport& /*report*/,
                               const absl::Status& /*status*/, const std::string& /*phase*/) {}
+  // A load failed and will be tried again, the `attempt`th time.
+  virtual void OnLoadRetry(const VersionKey& /*key*/, int /*attempt*/, absl::Duration /*delay*/,
+                           const absl::Status& /*status*/) {}
   virtual void OnUnloaded(const VersionKey& /*key*/, absl::Duration /*took*/) {}
   // After the flip. `flip` is the time of the page write.
   virtual void OnLabelsMoved(std::span<const LabelChange> /*changes*/, absl::Duration /*flip*/) {}
@@ -51,6 +54,8 @@ class Observer {
   virtual void OnRefused(const Peer& /*peer*/, const std::string& /*what*/) {}
   virtual void OnReady(bool /*ready*/) {}
   virtual void OnInvalidTransition(const VersionKey& /*key*/, Phase /*from*/, Phase /*to*/) {}
+  // operations.jsonl could not be read or written; what it is about goes on.
+  virtual void OnJournalError(const absl::Status& /*status*/) {}
   virtual void OnScan(uint64_t /*staged*/, uint64_t /*invalid*/) {}
 };
 

@@ -144,7 +144,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
   std::vector<Grant> grants;
   for (size_t i = 0; i < refs.size(); ++i) {
     VersionRecord& record = *records[i];
-    if (record.phase == Phase::kDraining) StopDrain(record);
+    if (record.phase == Phase::kDraining) StopDrain(record, 0);
     record.last_used = deps.clock.Wall();
     const AcquireRef& ref = refs[i];
     Grant grant;

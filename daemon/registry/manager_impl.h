@@ -9,13 +9,17 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "daemon/registry/commit_gate.h"
+#include "daemon/registry/event_ring.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/registry/operation_log.h"
+#include "daemon/store/operation_journal.h"
 
 namespace modelhost {
 
@@ -46,6 +50,10 @@ struct VersionRecord {
     bool wants_load = true;  // False: an unload that waits for the load to come to rest.
   };
   std::vector<Waiter> waiters;
+
+  int attempts = 0;          // Failed loads in a row that were, or are to be, tried again.
+  TimerId retry_timer = 0;   // Until the next of them, in FAILED.
+  OperationId deleting = 0;  // Nothing may begin on it any more.
 
   uint32_t holds = 0;  // Swaps and label moves under way that count on it being READY.
   absl::Time last_used;
@@ -153,7 +161,6 @@ struct ModelManager::Impl {
   void Drop(std::shared_ptr<const ResidentVersion> resident);
   void CancelWork();
   void Tell(const std::function<void(Observer&)>& what);
-  void Note(const VersionKey& key, const std::string& what, const std::string& detail);
   ModelBook& Book(const std::string& model);
   const EffectivePolicy& PolicyOf(const std::string& model);
   VersionRecord* Find(const VersionKey& key);
@@ -202,6 +209,56 @@ struct ModelManager::Impl {
   void DropWaiters(OperationId operation, const absl::Status& why);
   void CancelLoad(VersionRecord& record);
 
+  // --- manager_retry.cc
+  // After a load that failed: true when it will be tried again, and who waits goes on waiting.
+  bool RetryLater(VersionRecord& record, const absl::Status& status);
+  void ScheduleRetry(VersionRecord& record, absl::Duration delay);
+  // An explicit request does not wait for the next try.
+  void RetryNow(VersionRecord& record);
+  void StopRetrying(VersionRecord& record);
+  // The operations that wait for a load of it.
+  void UpdateWaiting(const VersionRecord& record,
+                     const std::function<void(OperationSnapshot&)>& change);
+
+  // --- manager_events.cc
+  void Note(const VersionKey& key, const std::string& what, const std::string& detail);
+  void NoteOperation(const OperationSnapshot& operation);
+
+  // --- manager_journal.cc
+  // Takes up what an earlier daemon left. In the constructor: reads a file.
+  void RestoreOperations();
+  void TellRestored();
+  void JournalOperation(const OperationSnapshot& operation);
+  void FlushJournal();
+  void JournalWritten(const absl::Status& status);
+
+  // --- manager_delete.cc
+  // Why it may not be removed now, or OK.
+  absl::Status CheckDelete(const VersionKey& key) const;
+  static absl::Status DeletingError(const VersionRecord& record);
+  void RemoveFromDisk(const VersionKey& key);
+  void ForgetDeleted(const VersionKey& key);
+  absl::Status CancelDelete(OperationId operation, const absl::Status& cancelled);
+  void FinishDelete(const VersionKey& key, OperationId id, const absl::Status& status);
+  std::vector<std::string> DeleteWarnings(const VersionKey& key) const;
+  // --- manager_gc.cc
+  // Of one model, or (empty) of all.
+  std::vector<VersionKey> Garbage(const std::string& model) const;
+  struct RunningGc {
+    std::string model;
+    std::vector<VersionKey> versions;
+    std::shared_ptr<CancelToken> cancel = std::make_shared<CancelToken>();
+  };
+  struct GcOutcome {
+    absl::Status status;
+    uint64_t removed = 0;
+    uint64_t bytes = 0;
+    uint64_t freed_bytes = 0;
+  };
+  void StartGc(OperationId id);
+  GcOutcome RunGc(OperationId id, const RunningGc& gc);
+  void GcMoved(OperationId id, const VersionKey& key, bool gone, uint64_t removed);
+
   // --- manager_serving.cc
   // FAILED_PRECONDITION when a resident version lacks what its policy asks for by now, or requires
   // what the machine is known not to be. Whoever hands it out or labels it asks this first.
@@ -218,7 +275,8 @@ struct ModelManager::Impl {
   // After a label or lease went: starts or stops the keep_previous clock.
   void ReviewKeeping(VersionRecord& record);
   void BeginDrain(VersionRecord& record, OperationId unload);
-  void StopDrain(VersionRecord& record);
+  // `by`: the operation that wants it again; 0: a client, or the daemon itself.
+  void StopDrain(VersionRecord& record, OperationId by);
   void MaybeUnload(VersionRecord& record);
   void StartUnload(VersionRecord& record, bool deadline);
   void FinishUnload(const VersionKey& key, absl::Duration started);
@@ -303,15 +361,31 @@ struct ModelManager::Impl {
   struct RunningPublish {
     PublishRequest request;
     std::shared_ptr<CancelToken> cancel;
+    std::shared_ptr<CommitGate> gate = std::make_shared<CommitGate>();
   };
   std::map<OperationId, RunningPublish> publishes;
   std::map<OperationId, std::shared_ptr<CancelToken>> verifies;
+  struct RunningDelete {
+    OperationId operation = 0;
+    std::shared_ptr<CommitGate> gate = std::make_shared<CommitGate>();
+  };
+  std::map<VersionKey, RunningDelete> deletes;
+  std::map<OperationId, RunningGc> gcs;
   std::map<uint64_t, PendingAcquire> pending_acquires;
   std::map<std::string, std::set<uint64_t>> pending_by_model;
   std::map<SessionId, size_t> pending_by_session;
   std::map<uint32_t, size_t> pending_by_uid;
   uint64_t next_pending = 1;
   std::vector<VersionKey> waiting_for_room;
+
+  OperationJournal journal;
+  std::vector<JournalRecord> unwritten;
+  bool writing_journal = false;
+  bool restored_some = false;
+  absl::Status journal_status;
+  TimerId journal_timer = 0;  // Until the next try after an error.
+  EventRing events;
+  std::mt19937_64 random{std::random_device()()};
 
   absl::Time started_wall;
   std::string store_error;

@@ -173,6 +173,7 @@ absl::Status ModelManager::Impl::CheckSwap(const SwapRequest& request) const {
     const VersionRecord* record = Find({target.model, target.version});
     if (record == nullptr) return NoSuchVersion({target.model, target.version});
     if (record->health == Health::kSuspect) return SuspectError(*record);
+    if (record->deleting != 0) return DeletingError(*record);
   }
   const SwapTarget& first = request.targets.front();
   return CheckIfCurrent(first.model, request.label, request.if_current,
@@ -188,9 +189,13 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
     const auto same = [](const SwapTarget& a, const SwapTarget& b) {
       return a.model == b.model && a.version == b.version;
     };
-    if (swap.request.label == request.label &&
+    if (swap.request.label == request.label && swap.request.if_current == request.if_current &&
         std::ranges::equal(swap.request.targets, request.targets, same)) {
-      return id;
+      const OperationId running = id;
+      for (const SwapTarget& target : request.targets) {
+        if (VersionRecord* record = Find({target.model, target.version})) RetryNow(*record);
+      }
+      return running;
     }
   }
   const OperationId id = operations.Begin(kind, first.model, first.version, request.label, by);
@@ -230,7 +235,8 @@ void ModelManager::Impl::SupersedeSwaps(const SwapRequest& request, OperationId 
     if (overlap) superseded.push_back(id);
   }
   for (const OperationId id : superseded) {
-    FinishSwap(id, absl::AbortedError(absl::StrCat("superseded by op-", by)));
+    const SwapRequest& old = swaps.at(id).request;
+    FinishSwap(id, SupersededBy(absl::StrCat(old.targets.front().model, ":", old.label), by));
   }
 }
 

@@ -35,11 +35,12 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
   VersionRecord* record = Find(key);
   if (record == nullptr) return waiter.done(NoSuchVersion(key));
   if (stopping) return waiter.done(StoppingError());
+  if (record->deleting != 0) return waiter.done(DeletingError(*record));
   // The policy or the machine may be another one since it was loaded.
   if (record->phase == Phase::kReady || record->phase == Phase::kDraining) {
     if (const absl::Status may = MayServe(*record); !may.ok()) return waiter.done(may);
   }
-  if (record->phase == Phase::kDraining) StopDrain(*record);
+  if (record->phase == Phase::kDraining) StopDrain(*record, waiter.operation);
   switch (record->phase) {
     case Phase::kReady:
       if (record->health != Health::kSuspect && record->reload == nullptr) {
@@ -57,6 +58,7 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
     case Phase::kQuarantined:
       return waiter.done(record->error);
     case Phase::kFailed:
+      StopRetrying(*record);
       Move(*record, Phase::kStaged);
       [[fallthrough]];
     case Phase::kStaged:
@@ -73,6 +75,11 @@ void ModelManager::Impl::StartLoad(VersionRecord& record) {
   record.progress = LoadProgress{"queued", 0, record.file_bytes};
   record.load_started = deps.clock.Monotonic();
   if (!Move(record, Phase::kReserved)) return;
+  UpdateWaiting(record, [](OperationSnapshot& operation) {
+    operation.phase = "queued";
+    operation.message.clear();
+    operation.next_try = absl::Time();
+  });
   OnLongPool([this, request = MakeLoadRequest(record.key,
                                               record.cancel)] { return deps.loader.Load(request); },
              [this, key = record.key](auto loaded) { FinishLoad(key, std::move(loaded)); });
@@ -148,6 +155,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
   }
   if (loaded.ok()) {
     if (record->phase == Phase::kReserved) Move(*record, Phase::kLoading);
+    record->attempts = 0;
     Adopt(*record, *std::move(loaded));
     Move(*record, Phase::kReady);
     AnnounceLabels(*record);
@@ -194,7 +202,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
       }
     }
     for (auto& waiter : again) EnsureReady(key, std::move(waiter));
-  } else {
+  } else if (failure != LoadFailure::kTransient || !RetryLater(*record, status)) {
     TellWaiters(*record, told);
   }
   RetryPendingAcquires(key.model);
@@ -380,17 +388,22 @@ void ModelManager::Impl::DropWaiters(OperationId operation, const absl::Status& 
 void ModelManager::Impl::CancelLoad(VersionRecord& record) {
   if (record.cancel != nullptr) record.cancel->Cancel();
   if (record.reload != nullptr) record.reload->Cancel();
+  StopRetrying(record);
   std::erase(waiting_for_room, record.key);
 }
 
 absl::StatusOr<OperationId> ModelManager::Load(const VersionKey& key, uint32_t by) {
   Impl& impl = *impl_;
   if (impl.stopping) return Impl::StoppingError();
-  const VersionRecord* record = impl.Find(key);
+  VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
+  if (record->deleting != 0) return Impl::DeletingError(*record);
   for (const auto& waiter : record->waiters) {
     const OperationSnapshot* running = impl.operations.Find(waiter.operation);
-    if (running != nullptr && running->kind == OperationKind::kLoad) return running->id;
+    if (running == nullptr || running->kind != OperationKind::kLoad) continue;
+    const OperationId id = running->id;
+    impl.RetryNow(*record);
+    return id;
   }
   const bool there = record->phase == Phase::kReady && record->health != Health::kSuspect;
   const OperationId id =

@@ -14,11 +14,10 @@ absl::StatusOr<OperationId> ModelManager::Verify(const VersionKey& key, uint32_t
   if (impl.stopping) return absl::UnavailableError("the daemon is stopping");
   const VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
-  for (const OperationSnapshot& running : impl.operations.List()) {
-    if (!running.finished_state() && running.kind == OperationKind::kVerify &&
-        running.model == key.model && running.version == key.version) {
-      return running.id;
-    }
+  if (record->deleting != 0) return Impl::DeletingError(*record);
+  for (const auto& [running, cancel] : impl.verifies) {
+    const OperationSnapshot* verify = impl.operations.Find(running);
+    if (verify->model == key.model && verify->version == key.version) return running;
   }
   const OperationId id =
       impl.operations.Begin(OperationKind::kVerify, key.model, key.version, "", by);

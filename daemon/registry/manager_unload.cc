@@ -43,15 +43,16 @@ void ModelManager::Impl::BeginDrain(VersionRecord& record, OperationId unload) {
   MaybeUnload(record);
 }
 
-void ModelManager::Impl::StopDrain(VersionRecord& record) {
+void ModelManager::Impl::StopDrain(VersionRecord& record, OperationId by) {
   if (record.drain_timer != 0) deps.loop.CancelTimer(std::exchange(record.drain_timer, 0));
   const OperationId unload = std::exchange(record.unload, 0);
   Move(record, Phase::kReady);
   record.last_used = deps.clock.Wall();
   ReviewKeeping(record);
   if (unload != 0) {
-    operations.Finish(unload, absl::AbortedError(absl::StrCat(
-                                  record.key.ToString(), ": wanted again before it was unloaded")));
+    operations.Finish(unload, SupersededBy(absl::StrCat(record.key.ToString(),
+                                                        ": wanted again before it was unloaded"),
+                                           by));
     RetryPendingAcquires(record.key.model);
   }
 }
@@ -108,6 +109,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       StartLoad(*record);
     }
   }
+  if (deletes.contains(key)) RemoveFromDisk(key);
   const auto waiting = std::exchange(waiting_for_room, {});
   for (const VersionKey& other : waiting) {
     VersionRecord* wanted = Find(other);
@@ -154,15 +156,12 @@ absl::StatusOr<OperationId> ModelManager::Unload(const VersionKey& key,
     if (waiter.wants_load) continue;
     const OperationId running = waiter.operation;
     impl.CancelLoad(*record);
-    impl.TellLoadWaiters(
-        *record, absl::AbortedError(
-                     absl::StrCat(key.ToString(), ": superseded by op-", running, " (unload)")));
+    impl.TellLoadWaiters(*record, SupersededBy(key.ToString(), running));
     return running;
   }
   const OperationId id =
       impl.operations.Begin(OperationKind::kUnload, key.model, key.version, "", by);
-  const absl::Status why =
-      absl::AbortedError(absl::StrCat(key.ToString(), ": superseded by op-", id, " (unload)"));
+  const absl::Status why = SupersededBy(key.ToString(), id);
   if (record->reload != nullptr) {
     impl.CancelLoad(*record);
     impl.TellWaiters(*record, why);

@@ -320,7 +320,9 @@ TEST_F(ManagerFaultsTest, ALoadThatCanNeverFitEvictsNobody) {
 }
 
 TEST_F(ManagerFaultsTest, AShortageThatIsNotTheBudgetsEvictsNobody) {
-  Boot();
+  ManagerOptions options;
+  options.retry.most = 0;
+  Boot(options);
   ASSERT_TRUE(Load(1).status.ok());
   os_->FailFrom("ListDir", 1, EMFILE);
   EXPECT_FALSE(Load(2).status.ok());

@@ -70,12 +70,31 @@ struct StatusSnapshot {
   uint64_t leases = 0;
   uint64_t models = 0;
   uint64_t invalid_transitions = 0;
+  std::string journal_error;  // Of the last write of operations.jsonl; empty when it went well.
 };
 
-enum class OperationKind : uint8_t { kLoad, kUnload, kSwap, kRollback, kVerify, kPublish };
-enum class OperationState : uint8_t { kQueued, kRunning, kSucceeded, kFailed, kCancelled };
-absl::string_view OperationKindName(OperationKind kind);
-absl::string_view OperationStateName(OperationState state);
+enum class OperationKind : uint8_t {
+  kLoad,
+  kUnload,
+  kSwap,
+  kRollback,
+  kVerify,
+  kPublish,
+  kDelete,
+  kGc,
+};
+// ABORTED is not the asker's doing: a newer operation took its place (its `successor`), or the
+// daemon ended.
+enum class OperationState : uint8_t {
+  kQueued,
+  kRunning,
+  kSucceeded,
+  kFailed,
+  kCancelled,
+  kAborted,
+};
+absl::string_view OperationKindName(OperationKind kind);     // "load"
+absl::string_view OperationStateName(OperationState state);  // "RUNNING"
 
 struct LabelChange {
   std::string model;
@@ -95,6 +114,8 @@ struct OperationResult {
   std::string digest;                // publish
   uint64_t bytes = 0;                // publish, load, verify
   uint64_t linked_bytes = 0;         // publish
+  uint64_t removed = 0;              // delete, gc: versions that are gone.
+  uint64_t freed_bytes = 0;          // delete, gc: on disk; a file that has other names frees none.
 };
 
 struct OperationSnapshot {
@@ -112,7 +133,10 @@ struct OperationSnapshot {
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
   std::string message;
-  absl::Status status;  // When finished.
+  absl::Status status;        // When finished.
+  OperationId successor = 0;  // Of an ABORTED one: what took its place; 0: nothing did.
+  uint32_t attempts = 0;      // Failed so far, while it tries again.
+  absl::Time next_try;        // Set while it waits for that.
   OperationResult result;
   bool finished_state() const { return state >= OperationState::kSucceeded; }
 };
@@ -124,6 +148,7 @@ struct EventRecord {
   std::string model;
   uint64_t version = 0;
   std::string detail;
+  uint64_t sequence = 0;  // From 1 in each epoch, of all models together.
 };
 
 }  // namespace modelhost

@@ -129,6 +129,21 @@ class ControlService final : public v1::Control::Service {
   grpc::Status EvictLease(grpc::ServerContext* context, const v1::EvictLeaseRequest* request,
                           v1::Lease* response) override;
 
+  // control_service_remove.cc
+  grpc::Status DeleteVersion(grpc::ServerContext* context, const v1::DeleteVersionRequest* request,
+                             grpc::ServerWriter<v1::OperationEvent>* writer) override;
+  grpc::Status PlanDelete(grpc::ServerContext* context, const v1::DeleteVersionRequest* request,
+                          v1::DeletePlan* response) override;
+  grpc::Status CollectGarbage(grpc::ServerContext* context,
+                              const v1::CollectGarbageRequest* request,
+                              grpc::ServerWriter<v1::OperationEvent>* writer) override;
+  grpc::Status PlanGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request,
+                           v1::GarbagePlan* response) override;
+
+  // control_service_events.cc
+  grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
+                           grpc::ServerWriter<v1::Event>* writer) override;
+
   // control_service_publish.cc
   grpc::Status Publish(grpc::ServerContext* context, grpc::ServerReader<v1::PublishRequest>* reader,
                        v1::PublishResponse* response) override;

@@ -5,6 +5,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/platform/errno_status.h"
+#include "daemon/registry/operation_log.h"
 #include "modelhost/v1/error_info.pb.h"
 
 namespace modelhost {
@@ -66,10 +67,7 @@ absl::Status WithReason(absl::Status status, absl::string_view reason) {
   return status;
 }
 
-grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metadata) {
-  if (status.ok()) return grpc::Status::OK;
-  const std::string text = SafeText(status.message(), kMostMessageBytes);
-
+v1::ErrorInfo ErrorInfoOf(const absl::Status& status, const ErrorMetadata& metadata) {
   v1::ErrorInfo info;
   info.set_reason(ReasonOf(status));
   info.set_domain(kErrorDomain);
@@ -79,6 +77,18 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metad
   if (const int sys_errno = ErrnoOf(status); sys_errno != 0) {
     (*info.mutable_metadata())["errno"] = absl::StrCat(sys_errno);
   }
+  if (const OperationId successor = SuccessorOf(status); successor != 0) {
+    info.set_reason("SUPERSEDED");
+    (*info.mutable_metadata())["successor"] = absl::StrCat("op-", successor);
+  }
+  return info;
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metadata) {
+  if (status.ok()) return grpc::Status::OK;
+  const std::string text = SafeText(status.message(), kMostMessageBytes);
+
+  const v1::ErrorInfo info = ErrorInfoOf(status, metadata);
   v1::RpcStatus details;
   details.set_code(static_cast<int32_t>(status.code()));
   details.set_message(text);

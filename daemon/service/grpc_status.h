@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
+#include "modelhost/v1/error_info.pb.h"
 
 namespace modelhost {
 
@@ -22,6 +23,10 @@ using ErrorMetadata = std::map<std::string, std::string>;
 
 // OK becomes OK. The reason is that of WithReason, else the name of the code.
 grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metadata = {});
+
+// What rides along with an error: its reason, `metadata`, and the errno or the successor (of an
+// operation that another took the place of) that it carries.
+v1::ErrorInfo ErrorInfoOf(const absl::Status& status, const ErrorMetadata& metadata);
 
 // Gives an error a reason of its own, UPPER_SNAKE_CASE.
 absl::Status WithReason(absl::Status status, absl::string_view reason);

@@ -32,6 +32,8 @@ void ToProto(const LoadReport& report, v1::LoadReport* out) {
   for (const std::string& warning : report.warnings) out->add_warnings(SafeText(warning));
 }
 
+}  // namespace
+
 void ToProto(const EventRecord& event, v1::Event* out) {
   modelhost::ToProto(event.when, out->mutable_when());
   out->set_what(event.what);
@@ -39,6 +41,8 @@ void ToProto(const EventRecord& event, v1::Event* out) {
   out->set_version(event.version);
   out->set_detail(SafeText(event.detail));
 }
+
+namespace {
 
 void ToProto(const OperationResult& result, v1::OperationResult* out) {
   out->set_unchanged(result.unchanged);
@@ -51,6 +55,8 @@ void ToProto(const OperationResult& result, v1::OperationResult* out) {
   out->set_digest(result.digest);
   out->set_bytes(result.bytes);
   out->set_linked_bytes(result.linked_bytes);
+  out->set_removed_versions(result.removed);
+  out->set_freed_bytes(result.freed_bytes);
 }
 
 }  // namespace
@@ -128,6 +134,10 @@ v1::OperationKind ToProto(OperationKind kind) {
       return v1::VERIFY;
     case OperationKind::kPublish:
       return v1::PUBLISH;
+    case OperationKind::kDelete:
+      return v1::DELETE;
+    case OperationKind::kGc:
+      return v1::GC;
   }
   return v1::OPERATION_KIND_UNSPECIFIED;
 }
@@ -144,6 +154,8 @@ v1::OperationState ToProto(OperationState state) {
       return v1::OPERATION_FAILED;
     case OperationState::kCancelled:
       return v1::CANCELLED;
+    case OperationState::kAborted:
+      return v1::ABORTED;
   }
   return v1::OPERATION_STATE_UNSPECIFIED;
 }
@@ -263,11 +275,21 @@ v1::Operation ToProto(const OperationSnapshot& operation) {
   out.set_bytes_done(operation.bytes_done);
   out.set_bytes_total(operation.bytes_total);
   out.set_message(SafeText(operation.message));
+  out.set_attempts(operation.attempts);
+  if (IsSet(operation.next_try)) ToProto(operation.next_try, out.mutable_next_try());
   if (!operation.finished_state()) return out;
   if (IsSet(operation.finished)) ToProto(operation.finished, out.mutable_finished());
   if (!operation.status.ok()) {
     out.mutable_failure()->set_code(static_cast<int32_t>(operation.status.code()));
     out.mutable_failure()->set_message(SafeText(operation.status.message()));
+    const v1::ErrorInfo info = ErrorInfoOf(operation.status, {});
+    out.mutable_failure()->set_reason(info.reason());
+    *out.mutable_failure()->mutable_metadata() = info.metadata();
+  }
+  if (operation.successor != 0) {
+    out.set_successor(OperationName(operation.successor));
+    (*out.mutable_failure()->mutable_metadata())["successor"] = out.successor();
+    out.mutable_failure()->set_reason("SUPERSEDED");
   }
   ToProto(operation.result, out.mutable_result());
   return out;
@@ -342,6 +364,34 @@ void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse
   out->set_leases(status.leases);
   out->set_models(status.models);
   out->set_invalid_transitions(status.invalid_transitions);
+  out->set_journal_error(SafeText(status.journal_error));
+}
+
+v1::DeletePlan ToProto(const DeletePlan& plan) {
+  v1::DeletePlan out;
+  out.set_model(SafeText(plan.key.model));
+  out.set_version(plan.key.version);
+  out.set_files(plan.use.files.size());
+  out.set_bytes(plan.use.bytes());
+  out.set_freed_bytes(FreedBytes(std::span(&plan.use, 1)));
+  for (const std::string& warning : plan.warnings) out.add_warnings(SafeText(warning));
+  return out;
+}
+
+v1::GarbagePlan ToProto(const GarbagePlan& plan) {
+  v1::GarbagePlan out;
+  for (const GarbageItem& item : plan.items) {
+    v1::GarbageItem* added = out.add_items();
+    added->set_kind(item.kind);
+    added->set_model(SafeText(item.key.model));
+    added->set_version(item.key.version);
+    added->set_name(SafeText(item.name));
+    added->set_bytes(item.bytes);
+    added->set_reason(SafeText(item.reason));
+  }
+  out.set_bytes(plan.bytes);
+  out.set_freed_bytes(plan.freed_bytes);
+  return out;
 }
 
 SwapRequest FromProto(const v1::SwapRequest& request) {

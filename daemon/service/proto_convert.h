@@ -36,6 +36,10 @@ v1::Model ToProto(const ModelSnapshot& model);
 v1::LabelChange ToProto(const LabelChange& change);
 v1::Operation ToProto(const OperationSnapshot& operation);
 v1::SwapPlan ToProto(const SwapPlan& plan);
+v1::DeletePlan ToProto(const DeletePlan& plan);
+v1::GarbagePlan ToProto(const GarbagePlan& plan);
+// Without sequence, epoch and losses, which only a stream of events has.
+void ToProto(const EventRecord& event, v1::Event* out);
 // `session` may be null: the lease then has no process. `stale`: no label names its version.
 v1::Lease ToProto(const Lease& lease, const Session* session, bool stale);
 // Without its leases.

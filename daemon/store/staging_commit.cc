@@ -192,8 +192,14 @@ absl::Status Staging::SealTree() {
   return os_.Sync(dir_);
 }
 
+absl::Status Staging::MayRename() const {
+  if (!before_rename_ || before_rename_()) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat(Ref(), ": publishing was cancelled"));
+}
+
 absl::Status Staging::Publish(const UniqueFd& versions, bool* durable) {
   if (durable != nullptr) *durable = false;
+  if (absl::Status may = MayRename(); !may.ok()) return may;
   // The directory itself stays writable until it is in place: moving it changes its "..", which a
   // plain user may only do to a directory that he may write to.
   absl::Status done =
@@ -216,6 +222,7 @@ absl::Status Staging::Publish(const UniqueFd& versions, bool* durable) {
 absl::Status Staging::Repair(const UniqueFd& versions) {
   const std::string number = absl::StrCat(version_);
   const std::string aside = lock_.replaced(model_, number);
+  if (absl::Status may = MayRename(); !may.ok()) return may;
   auto bad = os_.OpenDirAt(versions, number);
   if (!bad.ok()) return bad.status();
   // Who has its files open or mapped keeps them; only the names move. After a crash in between, the
