@@ -48,24 +48,35 @@ absl::Status ModelManager::Impl::CheckDelete(const VersionKey& key) const {
     return invalid ? absl::OkStatus() : NoSuchVersion(key);
   }
   if (record->deleting != 0) return DeletingError(*record);
-  if (const uint64_t held = leases.CountOf(key); held > 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name, ": ", held, held == 1 ? " lease is" : " leases are",
-                     " on it (`modelctl leases --model ", key.model, "` shows who holds them)"));
-  }
-  for (const auto& waiter : record->waiters) {
-    if (waiter.operation == 0) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        name, ": op-", waiter.operation, " is at work on it (wait for it, or cancel it)"));
-  }
-  if (record->holds > 0) {
-    return absl::FailedPreconditionError(absl::StrCat(name, ": a swap to it is under way"));
-  }
-  const bool loading = record->phase == Phase::kReserved || record->phase == Phase::kLoading ||
-                       record->reload != nullptr || !record->waiters.empty();
-  if (loading) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(name, ": it is being loaded (`modelctl unload ", name, "` first)"));
+  switch (MayDelete(FactsOf(*record))) {
+    case Verdict::kYes:
+      break;
+    case Verdict::kNotReady:
+      // Idle: it is unloaded first, or is being so.
+      if (record->phase == Phase::kReady || record->phase == Phase::kUnloading) break;
+      return absl::FailedPreconditionError(absl::StrCat(name, ": it is ", PhaseName(record->phase),
+                                                        " (`modelctl unload ", name, "` first)"));
+    case Verdict::kLabelled:  // On disk, maybe: a write of the labels failed.
+      return absl::FailedPreconditionError(absl::StrCat(
+          name, ": a label may name it, whose change could not be made durable (try again)"));
+    case Verdict::kLeased: {
+      const uint64_t held = leases.CountOf(key);
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": ", held, held == 1 ? " lease is" : " leases are",
+                       " on it (`modelctl leases --model ", key.model, "` shows who holds them)"));
+    }
+    case Verdict::kHeld:
+      return absl::FailedPreconditionError(absl::StrCat(name, ": a swap to it is under way"));
+    case Verdict::kBusy:
+    case Verdict::kSuspect:
+      for (const auto& waiter : record->waiters) {
+        if (waiter.operation == 0) continue;
+        return absl::FailedPreconditionError(absl::StrCat(name, ": op-", waiter.operation,
+                                                          " is at work on it (wait for it, or "
+                                                          "cancel it)"));
+      }
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": it is being loaded (`modelctl unload ", name, "` first)"));
   }
   if (!record->on_disk) return NoSuchVersion(key);
   return absl::OkStatus();

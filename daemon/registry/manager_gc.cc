@@ -25,10 +25,9 @@ std::vector<VersionKey> ModelManager::Impl::Garbage(const std::string& model) co
   }
   for (const auto& [key, record] : versions) {
     if (!keep.contains(key.model) || !record.on_disk) continue;
-    const bool at_rest = record.phase == Phase::kStaged || record.phase == Phase::kFailed ||
-                         record.phase == Phase::kQuarantined;
     candidates.push_back(
-        {key, record.created, !at_rest || previous.contains(key) || !CheckDelete(key).ok()});
+        {key, record.created,
+         !AtRest(record.phase) || previous.contains(key) || !CheckDelete(key).ok()});
   }
   return ChooseGarbage(candidates, keep);
 }
