@@ -18,7 +18,7 @@ struct Line {
   Globals globals;
   std::string timeout;
   bool watch = false, all = false, stale = false, dry_run = false;
-  std::string model, ref, id, lease, shell, if_current;
+  std::string model, ref, id, lease, shell, if_current, interval;
   std::vector<std::string> label_arguments;
   InspectFlags inspect;
   ImportFlags import;
@@ -137,6 +137,10 @@ class Builder {
                             [&l](Context& c) { return Leases(c, l.model, l.stale); });
     leases->add_option("--model", l.model, "Only those on it")->type_name("MODEL");
     leases->add_flag("--stale", l.stale, "Only those on versions that no label names");
+    Verb(&app_, group, "top", "What is resident and under way, drawn again and again",
+         [&l](Context& c) { return Top(c, l.interval); })
+        ->add_option("--interval", l.interval, "How often (1s)")
+        ->type_name("DUR");
     CLI::App* events = Verb(&app_, group, "events", "What happened, oldest first",
                             [&l](Context& c) { return Events(c, l.events); });
     events

@@ -128,6 +128,9 @@ struct EventsFlags {
 };
 Exit Events(Context& context, const EventsFlags& flags);
 
+// --- verbs_top.cc
+Exit Top(Context& context, const std::string& interval);
+
 // --- verbs_exec.cc
 struct ExecFlags {
   std::string ref;

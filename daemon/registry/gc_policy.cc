@@ -18,12 +18,10 @@ std::vector<VersionKey> ChooseGarbage(std::span<const GarbageCandidate> candidat
     std::ranges::sort(versions, [](const GarbageCandidate& a, const GarbageCandidate& b) {
       return std::pair(a.created, a.key.version) < std::pair(b.created, b.key.version);
     });
-    auto surplus = static_cast<int64_t>(versions.size()) - std::max<int64_t>(limit->second, 0);
-    for (const GarbageCandidate& version : versions) {
-      if (surplus <= 0) break;
-      if (version.needed) continue;
-      garbage.push_back(version.key);
-      --surplus;
+    const auto keep_newest = static_cast<size_t>(std::max<int64_t>(limit->second, 0));
+    const size_t old = versions.size() - std::min(versions.size(), keep_newest);
+    for (const GarbageCandidate& version : std::span(versions).first(old)) {
+      if (!version.needed) garbage.push_back(version.key);
     }
   }
   return garbage;

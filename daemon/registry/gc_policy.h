@@ -21,8 +21,9 @@ struct GarbageCandidate {
   bool needed = false;
 };
 
-// What is beyond the `keep` newest of each model (needed ones count first). Oldest first within a
-// model. QUARANTINED and invalid versions are versions like any other: a repair may want them.
+// What is not among the `keep` newest of its model, and not needed. Oldest first within a model. A
+// needed old one takes no place: what was published last must not go because it has no label yet.
+// QUARANTINED and invalid versions are versions like any other: a repair may want them.
 std::vector<VersionKey> ChooseGarbage(std::span<const GarbageCandidate> candidates,
                                       const std::map<std::string, int64_t>& keep);
 

@@ -58,11 +58,12 @@ TEST(Garbage, IsWhatIsBeyondTheNewestOldestFirst) {
   EXPECT_THAT(ChooseGarbage(versions, {{"other", 0}}), IsEmpty());
 }
 
-TEST(Garbage, WhatIsNeededStaysAndCounts) {
+TEST(Garbage, WhatIsNeededStaysAndTakesNoPlaceOfANewerOne) {
   const std::vector<GarbageCandidate> versions = {At(1, 10, true), At(2, 20, true), At(3, 30),
                                                   At(4, 40)};
-  EXPECT_THAT(ChooseGarbage(versions, {{"m", 3}}), ElementsAre(VersionKey{"m", 3}));
-  EXPECT_THAT(ChooseGarbage(versions, {{"m", 1}}),
+  EXPECT_THAT(ChooseGarbage(versions, {{"m", 2}}), IsEmpty());
+  EXPECT_THAT(ChooseGarbage(versions, {{"m", 1}}), ElementsAre(VersionKey{"m", 3}));
+  EXPECT_THAT(ChooseGarbage(versions, {{"m", 0}}),
               ElementsAre(VersionKey{"m", 3}, VersionKey{"m", 4}));
 }
 
