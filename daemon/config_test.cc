@@ -28,6 +28,7 @@ host_budget = "12GiB"
 memlock = "required"
 [load]
 threads = 3
+retries = 7
 verify = "manifest"
 io_priority = "idle"
 [device]
@@ -56,6 +57,7 @@ keep_previous = "90s"
   EXPECT_EQ(config->memory.host_budget_bytes, uint64_t{12} << 30);
   EXPECT_EQ(config->memory.memlock, MemlockPolicy::kRequired);
   EXPECT_EQ(config->load.threads, 3);
+  EXPECT_EQ(config->load.retries, 7);
   EXPECT_EQ(config->load.verify, VerifyPolicy::kManifest);
   EXPECT_EQ(config->load.io_priority, "idle");
   EXPECT_FALSE(config->device.enabled);
@@ -104,6 +106,7 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("[memory]\nmemlock = \"yes\""), HasSubstr("\"best_effort\""));
   EXPECT_THAT(ErrorOf("[load]\nthreads = 1.5"), HasSubstr("expected an integer"));
   EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
+  EXPECT_THAT(ErrorOf("[load]\nretries = 21"), HasSubstr("0 to 20"));
   EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
 }

@@ -1,6 +1,7 @@
 #include "client/modelctl/progress.h"
 
 #include <algorithm>
+#include <map>
 #include <ostream>
 
 #include "absl/strings/ascii.h"
