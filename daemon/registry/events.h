@@ -39,6 +39,12 @@ class Observer {
   virtual void OnLabelsMoved(std::span<const LabelChange> /*changes*/, absl::Duration /*flip*/) {}
   // A version is on its way out: its leases should move on.
   virtual void OnDraining(const VersionKey& /*key*/) {}
+  // Its leases have not ended in time; `let_go`: the daemon goes on without them.
+  virtual void OnDrainDeadline(const VersionKey& /*key*/, uint64_t /*leases*/, bool /*let_go*/) {}
+  // `victim`, which nobody needed, makes room.
+  virtual void OnEvicted(const VersionKey& /*victim*/, const VersionKey& /*wanted*/) {}
+  // A budget refused: "no_room", "timeout" (of a load) or "swap" (before it began).
+  virtual void OnRoomRefused(const std::string& /*pool*/, const std::string& /*reason*/) {}
   virtual void OnDrained(const VersionKey& /*key*/, absl::Duration /*took*/, bool /*deadline*/) {}
   virtual void OnLease(const Lease& /*lease*/, LeaseChange /*change*/) {}
   // One acquire was answered; `took` from its receipt.

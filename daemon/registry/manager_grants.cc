@@ -79,6 +79,7 @@ absl::StatusOr<VersionKey> ModelManager::Impl::ResolveRef(const AcquireRef& ref,
     return NoSuchModel(ref.model, near);
   }
   if (ref.version != 0) return VersionKey{ref.model, ref.version};
+  if (withdrawn.contains({ref.model, ref.label})) return WithdrawnError(ref.model, ref.label);
   const uint64_t version = LabelVersion(ref.model, ref.label);
   if (version != 0) return VersionKey{ref.model, version};
   std::vector<std::string> names;
@@ -128,7 +129,8 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                                               " as asked"));
     }
     const bool leasable = record->phase == Phase::kReady ||
-                          (record->phase == Phase::kDraining && record->unload == 0);
+                          (record->phase == Phase::kDraining && record->unload == 0 &&
+                           record->leaves_for == 0);
     if (!leasable) {
       return absl::FailedPreconditionError(
           absl::StrCat(key->ToString(), ": not READY but ", PhaseName(record->phase),
@@ -159,6 +161,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     const std::string transport =
         PolicyOf(ref.model).residency == Residency::kSealed ? "host_memfd" : "host_file";
     grant.lease = leases.Grant(session, record.key, grant.label, transport, deps.clock.Wall());
+    if (ref.version != 0) ReviewStale(ref.model);  // Maybe none names it to begin with.
     const Lease lease = *leases.Find(session, grant.lease);
     Tell([&](Observer& observer) { observer.OnLease(lease, LeaseChange::kGranted); });
     grants.push_back(std::move(grant));
@@ -258,6 +261,29 @@ void ModelManager::Impl::Retry(const std::vector<uint64_t>& ids) {
   }
 }
 
+bool ModelManager::Impl::IsStale(const Lease& lease) const {
+  if (lease.released) return true;
+  if (lease.label.empty()) return LabelsOf(lease.key).empty();
+  return withdrawn.contains({lease.key.model, lease.label}) ||
+         LabelVersion(lease.key.model, lease.label) != lease.key.version;
+}
+
+void ModelManager::Impl::ReviewStale(const std::string& model) {
+  leases.ReviewStale(
+      model, [this](const Lease& lease) { return IsStale(lease); }, deps.clock.Monotonic());
+}
+
+std::vector<Lease> ModelManager::Leases() const {
+  const absl::Duration now = impl_->deps.clock.Monotonic();
+  std::vector<Lease> list;
+  for (const auto& [id, lease] : impl_->leases.leases()) {
+    list.push_back(lease);
+    if (lease.stale_since == absl::InfiniteDuration()) continue;
+    list.back().stale_for = std::max(absl::ZeroDuration(), now - lease.stale_since);
+  }
+  return list;
+}
+
 void ModelManager::Impl::LeaseEnded(const Lease& lease, LeaseChange change) {
   Tell([&](Observer& observer) { observer.OnLease(lease, change); });
   VersionRecord* record = Find(lease.key);
@@ -289,7 +315,7 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> ModelManager::Leased(Sess
     return absl::NotFoundError(absl::StrCat("lease ", lease, ": not held by this connection"));
   }
   const VersionRecord* record = impl_->Find(found->key);
-  if (record == nullptr || record->resident == nullptr) {
+  if (found->released || record == nullptr || record->resident == nullptr) {
     return absl::NotFoundError(
         absl::StrCat(found->key.ToString(), ": the daemon has let go of it (drain deadline)"));
   }

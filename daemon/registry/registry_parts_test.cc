@@ -60,20 +60,6 @@ TEST(IfCurrent, ComparesWithWhatIsThereAndNamesIt) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("m:stable is at 3"));
 }
 
-TEST(Eviction, TakesTheLeastRecentlyUsedThatNobodyNeeds) {
-  const auto at = [](int seconds) { return absl::FromUnixSeconds(seconds); };
-  const std::vector<EvictionCandidate> candidates = {
-      {{"a", 1}, Phase::kReady, true, 0, false, at(1)},
-      {{"a", 2}, Phase::kReady, false, 1, false, at(2)},
-      {{"a", 3}, Phase::kLoading, false, 0, false, at(3)},
-      {{"a", 4}, Phase::kReady, false, 0, true, at(4)},
-      {{"a", 6}, Phase::kReady, false, 0, false, at(6)},
-      {{"a", 5}, Phase::kReady, false, 0, false, at(5)},
-  };
-  EXPECT_EQ(ChooseEviction(candidates), (VersionKey{"a", 5}));
-  EXPECT_EQ(ChooseEviction(std::span(candidates).first(4)), std::nullopt);
-}
-
 TEST(NearestName, SuggestsAMisspellingAndNothingFarFetched) {
   const std::vector<std::string> names = {"planner", "detector"};
   EXPECT_EQ(NearestName("planer", names), "planner");

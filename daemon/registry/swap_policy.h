@@ -25,17 +25,6 @@ LoadFailure ClassifyLoadFailure(const absl::Status& status, int sys_errno);
 absl::Status CheckIfCurrent(const std::string& model, const std::string& label,
                             std::optional<uint64_t> if_current, uint64_t current);
 
-struct EvictionCandidate {
-  VersionKey key;
-  Phase phase = Phase::kStaged;
-  bool labelled = false;
-  uint64_t leases = 0;
-  bool held = false;  // A swap is about to label it.
-  absl::Time last_used;
-};
-// The least recently used READY version that nobody needs, or nothing.
-std::optional<VersionKey> ChooseEviction(std::span<const EvictionCandidate> candidates);
-
 // The name of `names` that a person most likely meant by `wanted`, or nothing: at most two edits
 // away.
 std::optional<std::string> NearestName(const std::string& wanted,

@@ -23,6 +23,9 @@ using ErrorMetadata = std::map<std::string, std::string>;
 // OK becomes OK. The reason is that of WithReason, else the name of the code.
 grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metadata = {});
 
+// need, have, limit (bytes), pool and holders of what a budget refused; else empty.
+ErrorMetadata RefusalMetadata(const absl::Status& status);
+
 // Gives an error a reason of its own, UPPER_SNAKE_CASE.
 absl::Status WithReason(absl::Status status, absl::string_view reason);
 

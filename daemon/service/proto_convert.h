@@ -36,8 +36,10 @@ v1::Model ToProto(const ModelSnapshot& model);
 v1::LabelChange ToProto(const LabelChange& change);
 v1::Operation ToProto(const OperationSnapshot& operation);
 v1::SwapPlan ToProto(const SwapPlan& plan);
-// `session` may be null: the lease then has no process. `stale`: no label names its version.
-v1::Lease ToProto(const Lease& lease, const Session* session, bool stale);
+// Of an error: the code, the text, and the numbers of a refusal.
+v1::Failure FailureOf(const absl::Status& status);
+// `session` may be null: the lease then has no process.
+v1::Lease ToProto(const Lease& lease, const Session* session);
 // Without its leases.
 v1::ClientInfo ToProto(const Session& session);
 // Without what only the server knows (version, addresses, pid).
