@@ -10,16 +10,26 @@
 #include "daemon/registry/swap_policy.h"
 
 namespace modelhost {
+bool ModelManager::Impl::Took(const VersionRecord& record, absl::string_view track,
+                              absl::string_view from, absl::string_view to,
+                              const absl::Status& checked) {
+  if (checked.ok()) return true;
+  ++invalid_transitions;
+  Note(record.key, "forbidden", std::string(checked.message()));
+  Tell([&](Observer& observer) { observer.OnInvalidTransition(record.key, track, from, to); });
+  return false;
+}
+
 bool ModelManager::Impl::Move(VersionRecord& record, Phase to) {
   const Phase from = record.phase;
-  if (!IsAllowed(from, to)) {
-    ++invalid_transitions;
-    Tell([&](Observer& observer) { observer.OnInvalidTransition(record.key, from, to); });
-    return false;
-  }
-  record.phase = to;
+  if (!Took(record, "phase", PhaseName(from), PhaseName(to), record.MoveTo(to))) return false;
   Changed(record);
   return true;
+}
+
+bool ModelManager::Impl::SetResidency(VersionRecord& record, HostTier to) {
+  const HostTier from = record.host_tier;
+  return Took(record, "residency", HostTierName(from), HostTierName(to), record.SetHostTier(to));
 }
 
 void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waiter waiter) {
@@ -201,14 +211,14 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
 void ModelManager::Impl::Adopt(VersionRecord& record,
                                std::shared_ptr<const ResidentVersion> resident) {
   record.resident = std::move(resident);
+  // What holds no tensors is mapped all the same.
+  SetResidency(record, std::max(record.resident->tier, HostTier::kMapped));
   record.verdict = {};
   record.digest = record.resident->manifest->digest;
   record.file_bytes = record.resident->manifest->TotalBytes();
   record.last_used = deps.clock.Wall();
   record.progress = {};
-  const bool partly = PartlyPinned(record);
-  record.health = partly ? Health::kDegraded : Health::kOk;
-  record.health_reason = partly ? HealthReason::kPinPartial : HealthReason::kNone;
+  SetHealth(record, GoodHealth(record), HealthCause::kLoad);
   const LoadReport& report = record.resident->report;
   Tell([&](Observer& observer) {
     observer.OnLoadFinished(record.key, report, absl::OkStatus(), "");

@@ -58,10 +58,7 @@ WantedVersion ModelManager::Impl::Want(const VersionRecord& record) {
 
 Stay ModelManager::Impl::StayOf(const VersionRecord& record) const {
   if (record.phase == Phase::kDraining || record.phase == Phase::kUnloading) return Stay::kLeaving;
-  const bool idle = record.phase == Phase::kReady && record.holds == 0 &&
-                    record.reload == nullptr && leases.CountOf(record.key) == 0 &&
-                    LabelsOf(record.key).empty();
-  return idle ? Stay::kIdle : Stay::kKept;
+  return MayEvict(FactsOf(record)) ? Stay::kIdle : Stay::kKept;
 }
 
 CapacityPicture ModelManager::Impl::Picture() {

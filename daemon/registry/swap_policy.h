@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/registry/ids.h"
-#include "daemon/registry/version_state.h"
+#include "daemon/registry/lifecycle_policy.h"
 
 namespace modelhost {
 
