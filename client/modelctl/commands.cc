@@ -135,7 +135,8 @@ class Builder {
     CLI::App* leases = Verb(&app_, group, "leases", "Leases and who holds them",
                             [&l](Context& c) { return Leases(c, l.model, l.stale); });
     leases->add_option("--model", l.model, "Only those on it")->type_name("MODEL");
-    leases->add_flag("--stale", l.stale, "Only those whose label has moved on, or whose version no label names");
+    leases->add_flag("--stale", l.stale,
+                     "Only those whose label has moved on, or whose version no label names");
   }
 
   void Converting() {

@@ -123,13 +123,14 @@ Exit PrintSwapPlan(Context& context, const v1::SwapPlan& plan, const std::string
     context.PrintLine(absl::StrCat("evicts ", absl::StrJoin(evicted, ", ")));
   }
   if (plan.waits()) context.PrintLine("waits for versions that are leaving");
-  if (plan.downtime()) context.PrintLine("DOWNTIME: the old version leaves before the new one loads");
-  context.PrintLine(absl::StrCat(
-      "needs ", FormatBytes(plan.need_bytes()), " of ",
-      plan.unlimited() ? "an unlimited budget"
-                       : absl::StrCat(FormatBytes(plan.free_bytes()), " free"),
-      plan.strategy().empty() ? "" : absl::StrCat("; strategy ", plan.strategy()),
-      "; nothing was changed"));
+  if (plan.downtime())
+    context.PrintLine("DOWNTIME: the old version leaves before the new one loads");
+  context.PrintLine(
+      absl::StrCat("needs ", FormatBytes(plan.need_bytes()), " of ",
+                   plan.unlimited() ? "an unlimited budget"
+                                    : absl::StrCat(FormatBytes(plan.free_bytes()), " free"),
+                   plan.strategy().empty() ? "" : absl::StrCat("; strategy ", plan.strategy()),
+                   "; nothing was changed"));
   return Exit::Ok();
 }
 

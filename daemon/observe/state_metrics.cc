@@ -194,7 +194,8 @@ void RenderLeases(const RegistryState& state, std::vector<MetricFamily>& out) {
   for (const auto& [what, count] : counts) {
     leases.Add(With(LabelsOf(what.first), "transport", what.second), static_cast<double>(count));
   }
-  GaugeFamily stale_leases("modelhost_stale_leases", "Leases whose label has moved on, or on versions that no label names.");
+  GaugeFamily stale_leases("modelhost_stale_leases",
+                           "Leases whose label has moved on, or on versions that no label names.");
   GaugeFamily oldest_age("modelhost_oldest_stale_lease_age_seconds",
                          "How long the longest of those has been so; 0 without one.");
   for (const auto& [model, numbers] : stale) {

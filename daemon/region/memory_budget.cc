@@ -64,18 +64,16 @@ absl::StatusOr<Reservation> BudgetPool::Reserve(uint64_t bytes, const std::strin
 }
 
 void SetBudgetRefusal(absl::Status& status, const BudgetRefusal& refusal) {
-  status.SetPayload(kRefusalUrl,
-                    absl::Cord(absl::StrCat(refusal.pool, " ", refusal.need_bytes, " ",
-                                            refusal.have_bytes, " ", refusal.limit_bytes, "\n",
-                                            refusal.holders)));
+  status.SetPayload(kRefusalUrl, absl::Cord(absl::StrCat(
+                                     refusal.pool, " ", refusal.need_bytes, " ", refusal.have_bytes,
+                                     " ", refusal.limit_bytes, "\n", refusal.holders)));
 }
 
 std::optional<BudgetRefusal> BudgetRefusalOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kRefusalUrl);
   if (!payload.has_value()) return std::nullopt;
   const std::string text(*payload);
-  const std::pair<std::string, std::string> lines =
-      absl::StrSplit(text, absl::MaxSplits('\n', 1));
+  const std::pair<std::string, std::string> lines = absl::StrSplit(text, absl::MaxSplits('\n', 1));
   const std::vector<std::string> words = absl::StrSplit(lines.first, ' ');
   BudgetRefusal refusal;
   if (words.size() != 4 || !absl::SimpleAtoi(words[1], &refusal.need_bytes) ||

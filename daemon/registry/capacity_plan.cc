@@ -102,9 +102,9 @@ absl::Status NoRoom(const CapacityPicture& picture, const RoomPlan& plan, const 
       what, ": ", NeedText(picture, plan), "; ", HoldersText(picture), " (", advice, ")"));
   for (size_t i = 0; i < picture.pools.size(); ++i) {
     if (plan.pools[i].fits || !picture.pools[i].decides) continue;
-    SetBudgetRefusal(refused, {picture.pools[i].name, plan.pools[i].need_bytes,
-                               plan.pools[i].free_bytes, picture.pools[i].limit_bytes,
-                               HoldersText(picture)});
+    SetBudgetRefusal(refused,
+                     {picture.pools[i].name, plan.pools[i].need_bytes, plan.pools[i].free_bytes,
+                      picture.pools[i].limit_bytes, HoldersText(picture)});
     break;
   }
   return refused;
@@ -169,10 +169,9 @@ RoomPlan PlanRoom(const CapacityPicture& picture, std::span<const WantedVersion>
     const PoolPicture& pool = picture.pools[i];
     RoomPlan::Pool& row = plan.pools.emplace_back();
     row.need_bytes = count.need()[i];
-    row.free_bytes = pool.limit_bytes == UINT64_MAX ? UINT64_MAX
-                                                    : pool.limit_bytes -
-                                                          std::min(pool.limit_bytes,
-                                                                   pool.reserved_bytes);
+    row.free_bytes = pool.limit_bytes == UINT64_MAX
+                         ? UINT64_MAX
+                         : pool.limit_bytes - std::min(pool.limit_bytes, pool.reserved_bytes);
     row.comes_bytes = count.freed()[i];
     const uint64_t stays = pool.reserved_bytes - std::min(pool.reserved_bytes, count.freed()[i]);
     row.peak_bytes = std::max(pool.reserved_bytes, stays + row.need_bytes);
@@ -231,8 +230,7 @@ StrategyChoice ChooseStrategy(const CapacityPicture& picture, std::span<const Wa
       choice.refused = absl::FailedPreconditionError(absl::StrCat(
           what, ": --strategy resource unloads ", old.empty() ? "the old version" : leaves,
           " before it loads what comes after, and nothing serves in between (add --allow-downtime",
-          PlanRoom(picture, wanted).fits ? "; both fit, so --strategy availability needs none"
-                                         : "",
+          PlanRoom(picture, wanted).fits ? "; both fit, so --strategy availability needs none" : "",
           ")"));
     } else if (!resource.fits) {
       choice.refused = NoRoom(without, resource, what,
@@ -243,8 +241,7 @@ StrategyChoice ChooseStrategy(const CapacityPicture& picture, std::span<const Wa
   }
   if (choice.room.fits) return choice;
   if (!resource.fits) {
-    choice.refused =
-        NoRoom(picture, choice.room, what, "unload a version, or raise the budget");
+    choice.refused = NoRoom(picture, choice.room, what, "unload a version, or raise the budget");
     return choice;
   }
   if (asked == SwapStrategy::kAuto && allow_downtime) {

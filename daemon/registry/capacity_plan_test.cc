@@ -22,7 +22,10 @@ RegionBytes Region(uint8_t content, uint64_t host, uint64_t memlock = 0) {
 }
 
 ResidentPicture Resident(uint64_t version, Stay stay, int used, std::vector<RegionBytes> regions) {
-  return {{"m", version}, stay, absl::FromUnixSeconds(used), std::move(regions),
+  return {{"m", version},
+          stay,
+          absl::FromUnixSeconds(used),
+          std::move(regions),
           absl::StrCat("m@", version)};
 }
 
@@ -115,8 +118,8 @@ TEST(PlanRoom, NeverTakesWhatIsNeededNorMoreThanIsNeededNorOutOfTurn) {
     };
     std::vector<ResidentPicture> residents;
     for (uint64_t i = 0; i < below(7); ++i) {
-      residents.push_back(Resident(i + 1, static_cast<Stay>(below(3)),
-                                   static_cast<int>(below(5)), some_regions()));
+      residents.push_back(
+          Resident(i + 1, static_cast<Stay>(below(3)), static_cast<int>(below(5)), some_regions()));
     }
     const auto picture = Picture(40 + below(120), residents);
     const std::vector<WantedVersion> wanted = {Want(100, some_regions()),
@@ -159,13 +162,15 @@ TEST(PlanRoom, NeverTakesWhatIsNeededNorMoreThanIsNeededNorOutOfTurn) {
       }
       EXPECT_FALSE(fits_without([&](const auto& other) {
         return leaving(other) || (evicted(other) && other.key != one.key);
-      })) << "round " << round << ": could have spared " << one.key.ToString();
+      })) << "round "
+          << round << ": could have spared " << one.key.ToString();
     }
     if (plan.evict.empty()) continue;
     EXPECT_FALSE(fits_without([&](const auto& one) {
-      return leaving(one) || (one.stay == Stay::kIdle &&
-                              std::tie(one.last_used, one.key) < std::tie(latest, last));
-    })) << "round " << round << ": older ones would have been enough";
+      return leaving(one) ||
+             (one.stay == Stay::kIdle && std::tie(one.last_used, one.key) < std::tie(latest, last));
+    })) << "round "
+        << round << ": older ones would have been enough";
   }
   EXPECT_GT(evictions, 300);
 }

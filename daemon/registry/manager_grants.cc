@@ -114,7 +114,8 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     if (!key.ok()) return key.status();
     if (!MayRead(Book(ref.model), holder->second.peer)) {
       Tell([&](Observer& observer) {
-        observer.OnRefused(holder->second.peer, absl::StrCat("acquire ", ref.model));
+        observer.OnRefused(holder->second.peer, absl::StrCat("acquire ", ref.model),
+                           RefusedFor::kNoRight);
       });
       return absl::PermissionDeniedError(
           absl::StrCat(ref.model, ": uid ", holder->second.peer.uid,
@@ -140,6 +141,16 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     }
     if (auto may = MayServe(*record); !may.ok()) return may;
     records.push_back(record);
+  }
+  const Peer& peer = holder->second.peer;
+  if (const uint64_t held = leases.CountOfUid(peer.uid);
+      held + refs.size() > options.max_leases_per_uid) {
+    Tell([&](Observer& observer) {
+      observer.OnRefused(peer, absl::StrCat("acquire ", refs.front().model), RefusedFor::kLeases);
+    });
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "acquire: uid ", peer.uid, " holds ", held, " leases, and may hold ",
+        options.max_leases_per_uid, " (release some, or raise max_leases_per_uid in [access])"));
   }
   std::vector<Grant> grants;
   for (size_t i = 0; i < refs.size(); ++i) {
@@ -191,6 +202,8 @@ void ModelManager::AcquireOrWait(SessionId session, std::vector<AcquireRef> refs
             ? absl::StrCat(kMostPendingPerSession, " requests of this connection")
             : absl::StrCat(kMostPendingPerUid, " requests of uid ", uid);
     if (of_session == 0) impl.pending_by_session.erase(session);
+    const Peer peer = holder->second.peer;
+    ReportRefused(peer, "acquire: too many wait", RefusedFor::kWaiting);
     return done(absl::ResourceExhaustedError(
         absl::StrCat("acquire: ", limit, " wait already (let some end first)")));
   }
@@ -325,8 +338,28 @@ void ModelManager::ReportAttach(const std::string& model, const std::string& tra
   impl_->Tell([&](Observer& observer) { observer.OnAttach(model, transport, took, status); });
 }
 
-void ModelManager::ReportRefused(const Peer& peer, const std::string& what) {
-  impl_->Tell([&](Observer& observer) { observer.OnRefused(peer, what); });
+void ModelManager::ReportRefused(const Peer& peer, const std::string& what, RefusedFor why) {
+  impl_->Tell([&](Observer& observer) { observer.OnRefused(peer, what, why); });
+}
+
+absl::string_view RefusedForName(RefusedFor why) {
+  switch (why) {
+    case RefusedFor::kNoRight:
+      return "no_right";
+    case RefusedFor::kTicket:
+      return "ticket";
+    case RefusedFor::kLeases:
+      return "leases";
+    case RefusedFor::kConnections:
+      return "connections";
+    case RefusedFor::kDescriptors:
+      return "descriptors";
+    case RefusedFor::kCalls:
+      return "calls";
+    case RefusedFor::kWaiting:
+      return "waiting";
+  }
+  return "unknown";
 }
 
 }  // namespace modelhost

@@ -336,8 +336,8 @@ void ModelManager::Impl::FlipSwap(OperationId operation) {
 }
 
 void ModelManager::Impl::FinishSwap(OperationId operation, const absl::Status& status) {
-  if (const auto it = swaps.find(operation); it != swaps.end() && !it->second.old.empty() &&
-                                             !status.ok() && !stopping) {
+  if (const auto it = swaps.find(operation);
+      it != swaps.end() && !it->second.old.empty() && !status.ok() && !stopping) {
     return RestoreSwap(operation, status);
   }
   const auto node = swaps.extract(operation);

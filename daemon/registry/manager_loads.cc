@@ -337,7 +337,8 @@ void ModelManager::Impl::DropWaiters(OperationId operation, const absl::Status& 
 void ModelManager::Impl::CancelLoad(VersionRecord& record) {
   if (record.cancel != nullptr) record.cancel->Cancel();
   if (record.reload != nullptr) record.reload->Cancel();
-  std::erase_if(waiting_for_room, [&](const RoomWaiter& waiter) { return waiter.key == record.key; });
+  std::erase_if(waiting_for_room,
+                [&](const RoomWaiter& waiter) { return waiter.key == record.key; });
 }
 
 absl::StatusOr<OperationId> ModelManager::Load(const VersionKey& key, uint32_t by) {

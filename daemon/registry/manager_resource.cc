@@ -73,8 +73,7 @@ absl::StatusOr<SwapPlan> ModelManager::PlanSwap(const SwapRequest& request) {
     row.from = impl.LabelVersion(target.model, request.label);
     row.to = target.version;
     row.to_phase = std::string(PhaseName(record->phase));
-    row.old_leaves_first =
-        std::ranges::find(old, VersionKey{target.model, row.from}) != old.end();
+    row.old_leaves_first = std::ranges::find(old, VersionKey{target.model, row.from}) != old.end();
     const uint64_t above = NeedOf(resting, before).front();
     before.push_back(impl.Want(*record));
     uint64_t all_bytes = before.back().unnamed.empty() ? 0 : before.back().unnamed.front();
@@ -100,10 +99,10 @@ absl::StatusOr<SwapPlan> ModelManager::PlanSwap(const SwapRequest& request) {
 }
 
 absl::Status ModelManager::Impl::LeavesError(const VersionRecord& record) const {
-  return absl::FailedPreconditionError(absl::StrCat(
-      record.key.ToString(), ": it leaves for op-", record.leaves_for,
-      ", a swap of strategy resource (wait for it, or `modelctl ops cancel op-", record.leaves_for,
-      "`)"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(record.key.ToString(), ": it leaves for op-", record.leaves_for,
+                   ", a swap of strategy resource (wait for it, or `modelctl ops cancel op-",
+                   record.leaves_for, "`)"));
 }
 
 absl::Status ModelManager::Impl::WithdrawnError(const std::string& model,
@@ -178,8 +177,8 @@ void ModelManager::Impl::ApplyPageOnly(LabelTransaction& transaction) {
     // Not in labels.json: a crash has a new epoch, and that comes first.
     const uint64_t generation = ++labels.labels.at(name).generation;
     if (!withdraws && (record == nullptr || record->resident == nullptr)) continue;
-    changes.push_back({move.model, move.label, withdraws ? move.to : 0, withdraws ? 0 : move.to,
-                       generation});
+    changes.push_back(
+        {move.model, move.label, withdraws ? move.to : 0, withdraws ? 0 : move.to, generation});
   }
   const absl::Duration before = deps.clock.Monotonic();
   if (!changes.empty()) deps.labels.Publish(changes);
@@ -256,8 +255,8 @@ void ModelManager::Impl::OldLeft(OperationId operation, const VersionKey& key) {
   const std::vector<SwapTarget>& targets = it->second.request.targets;
   for (auto target = targets.rbegin(); target != targets.rend(); ++target) {
     const VersionRecord* record = Find({target->model, target->version});
-    const bool at_rest = record != nullptr && (record->phase == Phase::kStaged ||
-                                               record->phase == Phase::kFailed);
+    const bool at_rest =
+        record != nullptr && (record->phase == Phase::kStaged || record->phase == Phase::kFailed);
     if (at_rest && !WaitsForRoom(record->key)) QueueForRoom(record->key, /*first=*/true);
   }
   LoadTargets(operation);
@@ -346,9 +345,7 @@ void ModelManager::Impl::EndRestore(OperationId operation) {
                         absl::FormatDuration(absl::Trunc(gap, absl::Milliseconds(1))));
       }
       absl::StrAppend(&text, ended.not_restored);
-      operations.Update(operation, [&](OperationSnapshot& snapshot) {
-        snapshot.result.gap = gap;
-      });
+      operations.Update(operation, [&](OperationSnapshot& snapshot) { snapshot.result.gap = gap; });
       UpdateReady();
     }
     absl::Status told(ended.failure.code(), text);

@@ -83,14 +83,13 @@ CapacityPicture ModelManager::Impl::Picture() {
     resident.key = key;
     resident.stay = StayOf(record);
     resident.last_used = record.last_used;
-    resident.regions = record.resident != nullptr ? Regions(*record.resident)
-                                                  : record.freeing;
+    resident.regions = record.resident != nullptr ? Regions(*record.resident) : record.freeing;
     const auto names = LabelsOf(key);
     const uint64_t held = leases.CountOf(key);
-    resident.holder = absl::StrCat(
-        key.ToString(), " ", IecBytes(SumOf(resident.regions, 0)),
-        names.empty() ? "" : absl::StrCat(" ", absl::StrJoin(names, ",")), " ", held,
-        held == 1 ? " lease" : " leases");
+    resident.holder =
+        absl::StrCat(key.ToString(), " ", IecBytes(SumOf(resident.regions, 0)),
+                     names.empty() ? "" : absl::StrCat(" ", absl::StrJoin(names, ",")), " ", held,
+                     held == 1 ? " lease" : " leases");
     for (const RegionBytes& region : resident.regions) {
       if (!counted.insert(region.id).second) continue;
       for (size_t i = 0; i < known.size(); ++i) known[i] += region.bytes[i];
@@ -213,9 +212,9 @@ void ModelManager::Impl::LookForRoom() {
   while (!waiting_for_room.empty() && !admitting.has_value() && !stopping) {
     RoomWaiter waiter = waiting_for_room.front();
     VersionRecord* record = Find(waiter.key);
-    const bool wanted = record != nullptr && record->phase == Phase::kStaged &&
-                        std::ranges::any_of(record->waiters,
-                                            [](const auto& each) { return each.wants_load; });
+    const bool wanted =
+        record != nullptr && record->phase == Phase::kStaged &&
+        std::ranges::any_of(record->waiters, [](const auto& each) { return each.wants_load; });
     if (!wanted) {
       waiting_for_room.pop_front();
       continue;
@@ -239,7 +238,8 @@ void ModelManager::Impl::LookForRoom() {
   }
 }
 
-void ModelManager::Impl::EvictVersions(const std::vector<VersionKey>& victims, const VersionKey& wanted) {
+void ModelManager::Impl::EvictVersions(const std::vector<VersionKey>& victims,
+                                       const VersionKey& wanted) {
   for (const VersionKey& victim : victims) {
     VersionRecord* record = Find(victim);
     if (record == nullptr || StayOf(*record) != Stay::kIdle) continue;

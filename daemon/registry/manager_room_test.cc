@@ -27,7 +27,7 @@ class RoomObserver : public Observer {
   void OnRoomRefused(const std::string& pool, const std::string& reason) override {
     refused.push_back(absl::StrCat(pool, " ", reason));
   }
-  std::vector<VersionKey> evicted;     // Control thread, as all of these.
+  std::vector<VersionKey> evicted;  // Control thread, as all of these.
   std::vector<std::string> deadlines;
   std::vector<std::string> refused;
 };
@@ -192,7 +192,8 @@ TEST_F(ManagerRoomTest, ACancelledResourceSwapNeverLetTheOldBytesGo) {
   Eventually([&] { return manager_->GetOperation(*swap)->phase == "drain"; });
   EXPECT_TRUE(OnLoop([&] { return manager_->CancelOperation(*swap); }).ok());
   EXPECT_EQ(Operation(*swap).state, OperationState::kCancelled);
-  Eventually([&] { return !page_->published.back().empty() && page_->published.back()[0].to == 1; });
+  Eventually(
+      [&] { return !page_->published.back().empty() && page_->published.back()[0].to == 1; });
   EXPECT_EQ(Version(1, "m").resident, before);
   EXPECT_EQ(PhaseOfModel("m", 1), Phase::kReady);
   EXPECT_TRUE(Acquire(session, {"m", "stable", 0, {}}).ok());
@@ -256,8 +257,9 @@ TEST_F(ManagerRoomTest, ABigLoadIsNotStarvedBySmallOnes) {
   const SessionId session = NewSession();
   const auto lease = Acquire(session, {"old", "", 1, {}});
   ASSERT_TRUE(lease.ok());
-  const auto unload =
-      OnLoop([&] { return manager_->Unload({"old", 1}, absl::InfiniteDuration(), false, 0); });
+  const auto unload = OnLoop([&] {
+    return manager_->Unload({"old", 1}, absl::InfiniteDuration(), false, 0);
+  });
   const auto big = OnLoop([&] { return manager_->Load({"big", 1}, 0); });
   const auto small = OnLoop([&] { return manager_->Load({"small", 1}, 0); });
   // There is room for the small one, and it would keep the big one out for longer.
@@ -279,8 +281,7 @@ TEST_F(ManagerRoomTest, AWaitForRoomEndsWithTheNumbersAndTheHolders) {
   const uint64_t need = PublishSized("big", 1, 8000);
   ASSERT_TRUE(Load(1, "old").status.ok());
   ASSERT_TRUE(Acquire(NewSession(), {"old", "", 1, {}}).ok());
-  ASSERT_TRUE(
-      OnLoop([&] { return manager_->Unload({"old", 1}, std::nullopt, false, 0); }).ok());
+  ASSERT_TRUE(OnLoop([&] { return manager_->Unload({"old", 1}, std::nullopt, false, 0); }).ok());
   const auto late = Load(1, "big");
   EXPECT_EQ(late.status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(late.status.message()), HasSubstr("admission_timeout"));

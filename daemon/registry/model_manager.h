@@ -77,7 +77,7 @@ struct SwapPlanRow {
   uint64_t from = 0;
   uint64_t to = 0;
   std::string to_phase;
-  uint64_t need_bytes = 0;  // To be booked: what is not resident yet, in it or another version.
+  uint64_t need_bytes = 0;    // To be booked: what is not resident yet, in it or another version.
   uint64_t shared_bytes = 0;  // Resident already, or of a row above.
   bool old_leaves_first = false;
 };
@@ -120,7 +120,8 @@ using UploadTicket = std::array<uint8_t, 16>;
 
 struct ManagerOptions {
   MemlockPolicy memlock = MemlockPolicy::kBestEffort;
-  std::map<std::string, ModelPolicy> model_policies;  // [[models]] of the configuration.
+  std::map<std::string, ModelPolicy> model_policies;     // [[models]] of the configuration.
+  uint64_t max_leases_per_uid = 4096;                    // Whoever it is.
   absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   absl::Duration health_interval = absl::Seconds(2);
   std::string file_protection = "file_mode";
@@ -196,8 +197,9 @@ class ModelManager {
   // A transport tells how long an attach took, for the metrics.
   void ReportAttach(const std::string& model, const std::string& transport, absl::Duration took,
                     const absl::Status& status);
-  // An attempt that access rules refused.
-  void ReportRefused(const Peer& peer, const std::string& what);
+  // An attempt that access rules or a share refused.
+  void ReportRefused(const Peer& peer, const std::string& what,
+                     RefusedFor why = RefusedFor::kNoRight);
 
   // --- Operators
   // -----------------------------------------------------------------------------------
