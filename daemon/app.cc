@@ -251,6 +251,11 @@ absl::Status App::Impl::Build() {
   manager_options.model_policies = config.models;
   manager_options.own_uid = uid;
   manager_options.retry.most = config.load.retries;
+  manager_options.max_leases_per_uid = config.access.max_leases_per_uid;
+  manager_options.admission_timeout = config.load.admission_timeout;
+  BrokerOptions broker_options;
+  broker_options.max_connections_per_uid = std::min<size_t>(broker_options.max_connections_per_uid,
+                                                            config.access.max_connections_per_uid);
   if (store->read_only()) manager_options.file_protection = "read_only_mount";
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
@@ -258,7 +263,7 @@ absl::Status App::Impl::Build() {
       manager_options, *labels);
   broker = std::make_unique<HandleBroker>(
       HandleBroker::Deps{*loop, *pool, *open_pool, closer, *manager, *catalogue, clock},
-      BrokerOptions{});
+      broker_options);
 
   std::string metrics_address;
   if (options.metrics_listen != "off") {
@@ -289,7 +294,7 @@ absl::Status App::Impl::Build() {
   interceptors.push_back(MakeRpcObserver(*metrics, clock));
   server = std::make_unique<ControlServer>(
       ControlServer::Deps{*manager, *loop, clock, *access, *publisher, health, model_watcher}, info,
-      std::move(interceptors));
+      std::move(interceptors), CallGuard::Options{}, config.access.max_connections_per_uid);
   for (Observer* observer : std::initializer_list<Observer*>{
            &log_observer, metrics.get(), broker.get(), &health, &model_watcher, this}) {
     manager->AddObserver(observer);

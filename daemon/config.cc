@@ -145,6 +145,15 @@ Section LoadSection(Config& config) {
                                           {"none", VerifyPolicy::kNone}},
                                          config.load.verify);
            }},
+          {"admission_timeout",
+           [&](const TomlField& field) {
+             auto text = field.String();
+             if (!text.ok()) return text.status();
+             auto duration = ParseDuration(*text);
+             if (!duration.ok()) return field.Error(duration.status().message());
+             config.load.admission_timeout = *duration;
+             return absl::OkStatus();
+           }},
           {"isolate_parsing",
            [&](const TomlField& field) {
              return Choice<IsolateParsing>(field,
@@ -177,12 +186,26 @@ Section MetricsSection(Config& config) {
            }}};
 }
 
+absl::Status Quota(const TomlField& field, uint64_t& into) {
+  constexpr int64_t kMost = 1'000'000'000;
+  auto number = field.Integer();
+  if (!number.ok()) return number.status();
+  if (*number < 1 || *number > kMost) return field.Error("expected 1 or more");
+  into = static_cast<uint64_t>(*number);
+  return absl::OkStatus();
+}
+
 Section AccessSection(Config& config) {
-  return {{"read_groups",
-           [&](const TomlField& field) { return Set(field.Strings(), config.access.read_groups); }},
-          {"admin_groups", [&](const TomlField& field) {
-             return Set(field.Strings(), config.access.admin_groups);
-           }}};
+  return {
+      {"read_groups",
+       [&](const TomlField& field) { return Set(field.Strings(), config.access.read_groups); }},
+      {"admin_groups",
+       [&](const TomlField& field) { return Set(field.Strings(), config.access.admin_groups); }},
+      {"max_leases_per_uid",
+       [&](const TomlField& field) { return Quota(field, config.access.max_leases_per_uid); }},
+      {"max_connections_per_uid", [&](const TomlField& field) {
+         return Quota(field, config.access.max_connections_per_uid);
+       }}};
 }
 
 // A value, or an array of them.

@@ -13,6 +13,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "daemon/platform/machine_facts.h"
 #include "daemon/region/loader.h"
 #include "daemon/store/model_policy.h"
@@ -35,6 +36,7 @@ struct Config {
     std::string io_priority = "best-effort:6";  // "best-effort:0".."best-effort:7", "idle", "none".
     int retries = 5;  // Of a load that failed for a reason that may pass; 0: none.
     IsolateParsing isolate_parsing = IsolateParsing::kAuto;
+    absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   };
   struct Device {
     bool enabled = true;  // This build serves the host tier only, whatever this says.
@@ -47,6 +49,9 @@ struct Config {
   struct Access {
     std::vector<std::string> read_groups = {"modelhost"};  // Names or decimal numbers.
     std::vector<std::string> admin_groups = {"modelhost-admin"};
+    // Of one uid, whoever it is: root and the daemon's own, too.
+    uint64_t max_leases_per_uid = 4096;
+    uint64_t max_connections_per_uid = 1024;  // To each of the two sockets.
   };
 
   // [machine]: what is said here is not looked for. Empty facts are.

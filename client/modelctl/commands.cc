@@ -136,7 +136,8 @@ class Builder {
     CLI::App* leases = Verb(&app_, group, "leases", "Leases and who holds them",
                             [&l](Context& c) { return Leases(c, l.model, l.stale); });
     leases->add_option("--model", l.model, "Only those on it")->type_name("MODEL");
-    leases->add_flag("--stale", l.stale, "Only those on versions that no label names");
+    leases->add_flag("--stale", l.stale,
+                     "Only those whose label has moved on, or whose version no label names");
     Verb(&app_, group, "top", "What is resident and under way, drawn again and again",
          [&l](Context& c) { return Top(c, l.interval); })
         ->add_option("--interval", l.interval, "How often (1s)")
@@ -242,12 +243,13 @@ class Builder {
         ->type_name("MODEL=N")
         ->allow_extra_args(false);
     swap->add_option("--strategy", l.swap.strategy,
-                     "availability: old and new side by side, which is what this daemon "
-                     "does; it refuses what needs another way")
+                     "availability: old and new side by side; resource: the old one leaves "
+                     "first, and nothing serves in between; auto: the first where it fits, else "
+                     "the second if --allow-downtime")
         ->type_name("HOW")
         ->check(CLI::IsMember({"availability", "resource", "auto"}));
     swap->add_flag("--allow-downtime", l.swap.allow_downtime,
-                   "Agree to a gap in serving (asked for by --strategy resource)");
+                   "Agree to a gap in serving (strategy resource, or auto)");
     swap->add_flag("--dry-run", l.swap.dry_run, "Print the capacity plan and change nothing");
     swap->add_flag("--no-wait", l.swap.no_wait, "Print the operation and return");
     CLI::App* rollback = Verb(&app_, group, "rollback", "Move a label back to its previous version",

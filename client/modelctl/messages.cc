@@ -229,6 +229,8 @@ void WriteLease(JsonWriter& json, const v1::Lease& lease) {
   json.Field("uid", lease.uid());
   json.Field("comm", lease.comm());
   json.Field("stale", lease.stale());
+  if (lease.has_stale_for()) json.FieldSeconds("staleSeconds", SecondsOf(lease.stale_for()));
+  json.Field("released", lease.released());
 }
 
 void WriteClient(JsonWriter& json, const v1::ClientInfo& client) {
@@ -315,6 +317,8 @@ void WriteResult(JsonWriter& json, const v1::OperationResult& result) {
   json.Field("linkedBytes", uint64_t{result.linked_bytes()});
   json.Field("removedVersions", uint64_t{result.removed_versions()});
   json.Field("freedBytes", uint64_t{result.freed_bytes()});
+  if (!result.strategy().empty()) json.Field("strategy", result.strategy());
+  if (result.has_gap()) json.FieldSeconds("gapSeconds", SecondsOf(result.gap()));
 }
 
 }  // namespace modelhost::modelctl

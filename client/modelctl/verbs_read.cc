@@ -370,6 +370,17 @@ Exit Clients(Context& context, const std::string& model) {
   return Exit::Ok();
 }
 
+namespace {
+
+Cell StaleCell(const v1::Lease& lease) {
+  if (lease.released()) return Cell("released", Tint::kWarn);
+  if (!lease.stale()) return Cell("");
+  return Cell(lease.has_stale_for() ? HumanDuration(ToAbsl(lease.stale_for())) : "stale",
+              Tint::kWarn);
+}
+
+}  // namespace
+
 Exit Leases(Context& context, const std::string& model, bool stale) {
   v1::ListLeasesRequest request;
   if (!model.empty()) {
@@ -398,7 +409,7 @@ Exit Leases(Context& context, const std::string& model, bool stale) {
     table.Add({absl::StrCat(lease.id()), absl::StrCat(lease.pid()), lease.comm(),
                absl::StrCat(lease.uid()), lease.model(), absl::StrCat(lease.version()),
                lease.label(), lease.transport(), lease.has_since() ? AgeOf(lease.since()) : "",
-               lease.stale() ? Cell("stale", Tint::kWarn) : Cell("")});
+               StaleCell(lease)});
   }
   context.Print(table.Render(context.colour()));
   return Exit::Ok();

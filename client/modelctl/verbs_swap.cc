@@ -7,6 +7,7 @@
 #include "client/modelctl/operation_run.h"
 #include "client/modelctl/ref.h"
 #include "client/modelctl/render.h"
+#include "client/modelctl/swap_plan.h"
 #include "client/modelctl/swap_report.h"
 #include "client/modelctl/verbs.h"
 
@@ -41,56 +42,6 @@ Outcome<uint64_t> ParseIfCurrent(const std::string& text) {
   return ParseVersion(text);
 }
 
-Exit PrintPlan(Context& context, const v1::SwapPlan& plan, const std::string& what) {
-  if (!plan.fits()) {
-    return Fail(ExitCode::kResources,
-                absl::StrCat(what, ": needs ", FormatBytes(plan.need_bytes()), ", and ",
-                             FormatBytes(plan.free_bytes()),
-                             " of the host budget are free (unload a version, or raise "
-                             "memory.host_budget)"));
-  }
-  if (context.json()) {
-    JsonWriter json(context.json_style());
-    json.BeginDocument("SwapPlan");
-    json.Key("rows");
-    json.BeginArray();
-    for (const v1::SwapPlanRow& row : plan.rows()) {
-      json.BeginObject();
-      json.Field("model", row.model());
-      json.Field("from", uint64_t{row.from()});
-      json.Field("to", uint64_t{row.to()});
-      json.Field("toState", row.to_phase());
-      json.Field("needBytes", uint64_t{row.need_bytes()});
-      json.EndObject();
-    }
-    json.EndArray();
-    json.Field("needBytes", uint64_t{plan.need_bytes()});
-    json.Key("freeBytes");
-    plan.unlimited() ? json.Null() : json.Uint(plan.free_bytes());
-    json.Field("fits", plan.fits());
-    json.EndObject();
-    context.Print(std::move(json).Take());
-    return Exit::Ok();
-  }
-  Table table({{"MODEL"},
-               {"FROM", Align::kRight},
-               {"TO", Align::kRight},
-               {"STATE"},
-               {"NEED", Align::kRight}});
-  for (const v1::SwapPlanRow& row : plan.rows()) {
-    table.Add({row.model(), row.from() == 0 ? "none" : absl::StrCat(row.from()),
-               absl::StrCat(row.to()), Cell(row.to_phase(), TintOf(row.to_phase())),
-               row.need_bytes() == 0 ? "" : FormatBytes(row.need_bytes())});
-  }
-  context.Print(table.Render(context.colour()));
-  context.PrintLine(absl::StrCat("needs ", FormatBytes(plan.need_bytes()), " of ",
-                                 plan.unlimited()
-                                     ? "an unlimited budget"
-                                     : absl::StrCat(FormatBytes(plan.free_bytes()), " free"),
-                                 "; nothing was changed"));
-  return Exit::Ok();
-}
-
 }  // namespace
 
 std::string SwapLines(const v1::Operation& operation, const std::string& model,
@@ -110,6 +61,7 @@ std::string SwapLines(const v1::Operation& operation, const std::string& model,
       absl::StrAppend(&out, "  load ", HumanDuration(ToAbsl(result.load())), "  flip ",
                       HumanDuration(ToAbsl(result.flip())), "  draining ",
                       Plural(result.draining_leases(), "lease"));
+      if (result.has_gap()) absl::StrAppend(&out, "  gap ", HumanDuration(ToAbsl(result.gap())));
     }
     out.push_back('\n');
   }
@@ -234,7 +186,7 @@ Exit Swap(Context& context, const SwapFlags& flags) {
 
   if (flags.dry_run) {
     const auto plan = context.Call(goal.what, &v1::Control::StubInterface::PlanSwap, request);
-    return plan.ok() ? PrintPlan(context, *plan, goal.what) : plan.exit();
+    return plan.ok() ? PrintSwapPlan(context, *plan, goal.what) : plan.exit();
   }
   Interrupts interrupts;
   return RunSwap(

@@ -112,6 +112,16 @@ void LogObserver::OnDraining(const VersionKey& key) {
   logger_.Write(LogLevel::kInfo, ForVersion("draining", key));
 }
 
+void LogObserver::OnDrainDeadline(const VersionKey& key, uint64_t leases, bool let_go) {
+  logger_.Write(LogLevel::kWarning, ForVersion("drain_deadline", key)
+                                        .Add("leases", leases)
+                                        .Add("action", let_go ? "release" : "wait"));
+}
+
+void LogObserver::OnEvicted(const VersionKey& victim, const VersionKey& wanted) {
+  logger_.Write(LogLevel::kInfo, ForVersion("evicted", victim).Add("for", wanted.ToString()));
+}
+
 void LogObserver::OnDrained(const VersionKey& key, absl::Duration took, bool deadline) {
   logger_.Write(deadline ? LogLevel::kWarning : LogLevel::kInfo,
                 ForVersion("drained", key)
@@ -186,7 +196,7 @@ void LogObserver::OnIntegrityCheck(const std::string& model, const std::string& 
                                      .AddError(status));
 }
 
-void LogObserver::OnRefused(const Peer& peer, const std::string& what) {
+void LogObserver::OnRefused(const Peer& peer, const std::string& what, RefusedFor why) {
   constexpr size_t kMostKinds = 64;
   std::string kind = what.substr(0, what.find_first_of(" :"));
   if (!refusals_.contains(kind) && refusals_.size() >= kMostKinds) kind = "other";
@@ -201,7 +211,11 @@ void LogObserver::OnRefused(const Peer& peer, const std::string& what) {
   }
   ++refusals.said;
   LogLine line("refused");
-  line.Add("what", what).Add("pid", peer.pid).Add("uid", peer.uid).Add("comm", peer.comm);
+  line.Add("what", what)
+      .Add("reason", RefusedForName(why))
+      .Add("pid", peer.pid)
+      .Add("uid", peer.uid)
+      .Add("comm", peer.comm);
   if (refusals.suppressed > 0) line.Add("suppressed", std::exchange(refusals.suppressed, 0));
   logger_.Write(LogLevel::kWarning, line);
 }

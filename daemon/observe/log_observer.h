@@ -44,7 +44,9 @@ class LogObserver final : public Observer {
   void OnOperation(const OperationSnapshot& operation) override;
   void OnIntegrityCheck(const std::string& model, const std::string& kind,
                         const absl::Status& status) override;
-  void OnRefused(const Peer& peer, const std::string& what) override;
+  void OnRefused(const Peer& peer, const std::string& what, RefusedFor why) override;
+  void OnDrainDeadline(const VersionKey& key, uint64_t leases, bool let_go) override;
+  void OnEvicted(const VersionKey& victim, const VersionKey& wanted) override;
   void OnReady(bool ready) override;
   void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
                            absl::string_view to) override;

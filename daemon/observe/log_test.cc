@@ -168,10 +168,11 @@ TEST(LogObserverTest, RefusalsOfOneKindAreAFewLinesASecondAndACount) {
   const auto lines = Logged(LogLevel::kInfo, [](Logger& logger) {
     ManualClock clock;
     LogObserver observer(logger, clock);
-    for (int i = 0; i < 1000; ++i) observer.OnRefused(Peer{}, "connect: too many");
-    observer.OnRefused(Peer{}, "Load");  // Another kind has lines of its own.
+    for (int i = 0; i < 1000; ++i)
+      observer.OnRefused(Peer{}, "connect: too many", RefusedFor::kConnections);
+    observer.OnRefused(Peer{}, "Load", RefusedFor::kNoRight);  // Another kind has lines of its own.
     clock.Advance(absl::Seconds(1));
-    observer.OnRefused(Peer{}, "connect: too many");
+    observer.OnRefused(Peer{}, "connect: too many", RefusedFor::kConnections);
   });
   ASSERT_THAT(lines, SizeIs(LogObserver::kRefusalsPerSecond + 2));
   EXPECT_THAT(lines[0], Not(HasSubstr("suppressed")));

@@ -100,16 +100,6 @@ std::string ReasonLabel(const absl::Status& status) {
   return absl::AsciiStrToLower(absl::StatusCodeToString(status.code()));
 }
 
-// Of a verb or "verb object": the verb, so that what a peer asked for is never a label.
-std::string VerbLabel(const std::string& what) {
-  std::string verb = what.substr(0, what.find_first_of(" :"));
-  const bool plain =
-      !verb.empty() && verb.size() <= 32 && std::all_of(verb.begin(), verb.end(), [](char c) {
-        return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '-';
-      });
-  return plain ? absl::AsciiStrToLower(verb) : "other";
-}
-
 }  // namespace
 
 Metrics::Metrics(const BuildInfo& build)
@@ -146,8 +136,14 @@ Metrics::Metrics(const BuildInfo& build)
                                      "Time from the receipt of an acquire until its answer.")),
       integrity_checks_(MakeCounter(*registry_, "modelhost_integrity_checks_total",
                                     "Checks of stored bytes against their digests.")),
-      refused_(MakeCounter(*registry_, "modelhost_refused_attempts_total",
-                           "Requests that access rules refused.")),
+      refused_(MakeCounter(*registry_, "modelhost_refused_total",
+                           "Attempts that access rules or a user's share refused, by why.")),
+      drain_deadlines_(MakeCounter(*registry_, "modelhost_drain_deadlines_total",
+                                   "Drains whose leases did not end in time.")),
+      evictions_(MakeCounter(*registry_, "modelhost_evictions_total",
+                             "Idle versions that made room for others.")),
+      admission_rejections_(MakeCounter(*registry_, "modelhost_admission_rejections_total",
+                                        "Loads and swaps that a budget had no room for.")),
       invalid_transitions_(MakeCounter(*registry_, "modelhost_invalid_transitions_total",
                                        "State changes that the table forbids; must stay 0.")
                                .Add({})),
@@ -296,8 +292,23 @@ void Metrics::OnIntegrityCheck(const std::string& model, const std::string& kind
       .Increment();
 }
 
-void Metrics::OnRefused(const Peer& /*peer*/, const std::string& what) {
-  refused_.Add({{"what", VerbLabel(what)}}).Increment();
+void Metrics::OnRefused(const Peer& /*peer*/, const std::string& /*what*/, RefusedFor why) {
+  refused_.Add({{"reason", std::string(RefusedForName(why))}}).Increment();
+}
+
+void Metrics::OnDrainDeadline(const VersionKey& key, uint64_t /*leases*/, bool let_go) {
+  drain_deadlines_.Add({{"model", key.model}, {"action", let_go ? "release" : "wait"}}).Increment();
+}
+
+void Metrics::OnEvicted(const VersionKey& victim, const VersionKey& /*wanted*/) {
+  evictions_.Add({{"model", victim.model}}).Increment();
+}
+
+void Metrics::OnRoomRefused(const std::string& pool, const std::string& reason) {
+  admission_rejections_
+      .Add({{"pool", OneOf(pool, {"host", "memlock", "gpu"})},
+            {"reason", OneOf(reason, {"no_room", "timeout", "swap"})}})
+      .Increment();
 }
 
 void Metrics::OnInvalidTransition(const VersionKey& /*key*/, absl::string_view /*track*/,

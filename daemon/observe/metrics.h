@@ -59,7 +59,10 @@ class Metrics final : public Observer {
   void OnOperation(const OperationSnapshot& operation) override;
   void OnIntegrityCheck(const std::string& model, const std::string& kind,
                         const absl::Status& status) override;
-  void OnRefused(const Peer& peer, const std::string& what) override;
+  void OnRefused(const Peer& peer, const std::string& what, RefusedFor why) override;
+  void OnDrainDeadline(const VersionKey& key, uint64_t leases, bool let_go) override;
+  void OnEvicted(const VersionKey& victim, const VersionKey& wanted) override;
+  void OnRoomRefused(const std::string& pool, const std::string& reason) override;
   void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
                            absl::string_view to) override;
 
@@ -92,6 +95,9 @@ class Metrics final : public Observer {
   Family<Histogram>& attach_duration_;
   Family<Counter>& integrity_checks_;
   Family<Counter>& refused_;
+  Family<Counter>& drain_deadlines_;
+  Family<Counter>& evictions_;
+  Family<Counter>& admission_rejections_;
   Counter& invalid_transitions_;
   Family<Histogram>& rpc_duration_;
   Family<Gauge>& rpc_in_flight_;

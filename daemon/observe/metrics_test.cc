@@ -166,13 +166,13 @@ TEST_F(MetricsTest, SessionsEndForOneOfAFewReasons) {
   }
 }
 
-TEST_F(MetricsTest, RefusalsAreCountedByVerbOnly) {
-  metrics_.OnRefused(Peer{}, "Swap");
-  metrics_.OnRefused(Peer{}, "acquire planner@8");
-  metrics_.OnRefused(Peer{}, "acquire other@9");
+TEST_F(MetricsTest, RefusalsAreCountedByWhyOnly) {
+  metrics_.OnRefused(Peer{}, "Swap", RefusedFor::kNoRight);
+  metrics_.OnRefused(Peer{}, "acquire planner@8", RefusedFor::kLeases);
+  metrics_.OnRefused(Peer{}, "acquire other@9", RefusedFor::kLeases);
   const Exposition scrape = Scrape();
-  EXPECT_EQ(scrape.Value("modelhost_refused_attempts_total{what=\"swap\"}"), 1);
-  EXPECT_EQ(scrape.Value("modelhost_refused_attempts_total{what=\"acquire\"}"), 2);
+  EXPECT_EQ(scrape.Value("modelhost_refused_total{reason=\"no_right\"}"), 1);
+  EXPECT_EQ(scrape.Value("modelhost_refused_total{reason=\"leases\"}"), 2);
 }
 
 TEST_F(MetricsTest, RpcsAreTimedByMethodAndCode) {
@@ -202,7 +202,7 @@ TEST_F(MetricsTest, AScraperHasNothingToComplainAbout) {
   metrics_.OnUnloaded(kPlanner, absl::Milliseconds(3));
   metrics_.OnDrained(kPlanner, absl::Seconds(3), true);
   metrics_.OnIntegrityCheck("planner", "full", absl::OkStatus());
-  metrics_.OnRefused(Peer{}, "Swap");
+  metrics_.OnRefused(Peer{}, "Swap", RefusedFor::kNoRight);
   metrics_.OnSession(Session{}, false, "closed");
   metrics_.RpcAnswered("a/b", "OK", absl::Milliseconds(1));
   const Exposition scrape = Scrape();

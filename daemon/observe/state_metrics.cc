@@ -172,14 +172,12 @@ void RenderVersions(const RegistryState& state, const ResidentBytes& resident_by
   }
 }
 
-void RenderLeases(const RegistryState& state, absl::Time now, std::vector<MetricFamily>& out) {
+void RenderLeases(const RegistryState& state, std::vector<MetricFamily>& out) {
   std::map<std::pair<VersionKey, std::string>, uint64_t> counts;
   std::map<std::string, std::pair<uint64_t, absl::Duration>> stale;  // Number, oldest age.
-  std::set<VersionKey> labelled;
   for (const ModelSnapshot& model : state.models) {
     stale[model.name];
     for (const VersionSnapshot& version : model.versions) {
-      if (!version.labels.empty()) labelled.insert(version.key);
       if (version.resident == nullptr) continue;
       const bool sealed = version.residency == Residency::kSealed;
       counts[{version.key, sealed ? "host_memfd" : "host_file"}];  // Shown as 0.
@@ -187,19 +185,20 @@ void RenderLeases(const RegistryState& state, absl::Time now, std::vector<Metric
   }
   for (const Lease& lease : state.leases) {
     ++counts[{lease.key, lease.transport}];
-    if (labelled.contains(lease.key)) continue;
+    if (!lease.stale_for.has_value()) continue;
     auto& [number, oldest] = stale[lease.key.model];
     ++number;
-    oldest = std::max(oldest, now - lease.since);
+    oldest = std::max(oldest, *lease.stale_for);
   }
 
   GaugeFamily leases("modelhost_leases", "Leases on a version.");
   for (const auto& [what, count] : counts) {
     leases.Add(With(LabelsOf(what.first), "transport", what.second), static_cast<double>(count));
   }
-  GaugeFamily stale_leases("modelhost_stale_leases", "Leases on versions that no label names.");
+  GaugeFamily stale_leases("modelhost_stale_leases",
+                           "Leases whose label has moved on, or on versions that no label names.");
   GaugeFamily oldest_age("modelhost_oldest_stale_lease_age_seconds",
-                         "Age of the oldest of those; 0 without one.");
+                         "How long the longest of those has been so; 0 without one.");
   for (const auto& [model, numbers] : stale) {
     stale_leases.Add({{"model", model}}, static_cast<double>(numbers.first));
     oldest_age.Add({{"model", model}}, absl::ToDoubleSeconds(numbers.second));

@@ -46,6 +46,8 @@ RegistryState TwoVersions() {
   state.leases = {{1, 1, {"planner", 7}, "stable", "host_file", kNow - absl::Seconds(90)},
                   {2, 2, {"planner", 7}, "stable", "host_file", kNow - absl::Seconds(30)},
                   {3, 3, {"planner", 8}, "stable", "host_file", kNow}};
+  state.leases[0].stale_for = absl::Seconds(90);
+  state.leases[1].stale_for = absl::Seconds(30);
   return state;
 }
 
@@ -101,7 +103,7 @@ TEST(StateMetricsTest, SeriesOfAVersionGoWhenItIsUnloaded) {
   EXPECT_TRUE(after.Has("modelhost_host_mapped_bytes{model=\"planner\",version=\"8\"}"));
 }
 
-TEST(StateMetricsTest, LeasesOnUnlabelledVersionsAreStale) {
+TEST(StateMetricsTest, StaleLeasesAreCountedAndTheOldestShown) {
   const Exposition scrape = Render(TwoVersions());
   EXPECT_EQ(scrape.Value("modelhost_leases{model=\"planner\",version=\"7\","
                          "transport=\"host_file\"}"),

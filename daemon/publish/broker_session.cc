@@ -152,6 +152,8 @@ bool BrokerSession::ReadOne() {
   if (!frame->fds.empty()) {
     deps_.closer.Close(peer_.uid, std::move(frame->fds));
     if (!closed() && deps_.closer.waiting(peer_.uid) > deps_.options.max_unclosed_per_uid) {
+      deps_.manager.ReportRefused(peer_, "descriptors: too many cannot be closed",
+                                  RefusedFor::kDescriptors);
       Refuse(0,
              absl::ResourceExhaustedError(
                  "too many of the descriptors that came from this user cannot be closed"),
@@ -296,6 +298,9 @@ void BrokerSession::OnUpload(uint32_t request_id, const UploadRequest& upload,
                              std::vector<UniqueFd>& fds) {
   const absl::Status taken =
       deps_.manager.OfferUpload(peer_, upload.ticket, upload.first, std::move(fds), upload.last);
+  if (absl::IsPermissionDenied(taken)) {
+    deps_.manager.ReportRefused(peer_, "upload", RefusedFor::kTicket);
+  }
   Reply(taken.ok() ? AckFrame(request_id) : ErrorFrame(request_id, taken));
 }
 

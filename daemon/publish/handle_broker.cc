@@ -129,7 +129,11 @@ void HandleBroker::Admit(UniqueFd socket) {
   }
   if (const absl::Status place = HasPlace(*peer); !place.ok()) {
     ++stats_.refused_full;
+    const bool unclosed = deps_.closer.waiting(peer->uid) > options_.max_unclosed_per_uid;
     RefuseConnection(std::move(socket), peer->uid, deps_.closer, buffer_, 0, place);
+    peer->comm = CommOf(peer->pid);
+    deps_.manager.ReportRefused(*peer, std::string(place.message()),
+                                unclosed ? RefusedFor::kDescriptors : RefusedFor::kConnections);
     return;
   }
   ++stats_.accepted;
@@ -241,8 +245,11 @@ void HandleBroker::OnDraining(const VersionKey& key) {
 
 void HandleBroker::OnLease(const Lease& lease, LeaseChange change) {
   if (change == LeaseChange::kGranted) return;
-  Enter(lease.session, From::kManager,
-        [&](BrokerSession& session) { session.ForgetLease(lease.id); });
+  Enter(lease.session, From::kManager, [&](BrokerSession& session) {
+    session.ForgetLease(lease.id);
+    if (change != LeaseChange::kEvicted) return;
+    session.SendEvent(abi::EventKind::kEvicted, abi::kNoSlot, 0, lease.key.version, lease.id);
+  });
 }
 
 }  // namespace modelhost

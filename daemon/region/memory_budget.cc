@@ -3,17 +3,20 @@
 #include <algorithm>
 #include <limits>
 #include <utility>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/cord.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 
 namespace modelhost {
 namespace {
 
-constexpr char kRefusalUrl[] = "modelhost/budget";  // Payload: "POOL BYTES".
+// Payload: "POOL NEED HAVE LIMIT", and the holders on a line of their own.
+constexpr char kRefusalUrl[] = "modelhost/budget";
 
 }  // namespace
 
@@ -56,21 +59,30 @@ absl::StatusOr<Reservation> BudgetPool::Reserve(uint64_t bytes, const std::strin
   absl::Status refused = absl::ResourceExhaustedError(
       absl::StrCat(what, ": needs ", IecBytes(bytes), " of the ", name_, " budget, which has ",
                    IecBytes(free_bytes), " of ", IecBytes(limit_), " left"));
-  refused.SetPayload(kRefusalUrl, absl::Cord(absl::StrCat(name_, " ", bytes)));
+  SetBudgetRefusal(refused, {name_, bytes, free_bytes, limit_, ""});
   return refused;
+}
+
+void SetBudgetRefusal(absl::Status& status, const BudgetRefusal& refusal) {
+  status.SetPayload(kRefusalUrl, absl::Cord(absl::StrCat(
+                                     refusal.pool, " ", refusal.need_bytes, " ", refusal.have_bytes,
+                                     " ", refusal.limit_bytes, "\n", refusal.holders)));
 }
 
 std::optional<BudgetRefusal> BudgetRefusalOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kRefusalUrl);
   if (!payload.has_value()) return std::nullopt;
   const std::string text(*payload);
-  const size_t space = text.find(' ');
+  const std::pair<std::string, std::string> lines = absl::StrSplit(text, absl::MaxSplits('\n', 1));
+  const std::vector<std::string> words = absl::StrSplit(lines.first, ' ');
   BudgetRefusal refusal;
-  refusal.pool = text.substr(0, space);
-  if (space == std::string::npos ||
-      !absl::SimpleAtoi(text.substr(space + 1), &refusal.need_bytes)) {
+  if (words.size() != 4 || !absl::SimpleAtoi(words[1], &refusal.need_bytes) ||
+      !absl::SimpleAtoi(words[2], &refusal.have_bytes) ||
+      !absl::SimpleAtoi(words[3], &refusal.limit_bytes)) {
     return std::nullopt;
   }
+  refusal.pool = words[0];
+  refusal.holders = lines.second;
   return refusal;
 }
 

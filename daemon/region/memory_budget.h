@@ -63,8 +63,13 @@ class BudgetPool {
 struct BudgetRefusal {
   std::string pool;
   uint64_t need_bytes = 0;
+  uint64_t have_bytes = 0;  // Free at that moment.
+  uint64_t limit_bytes = 0;
+  std::string holders;  // Of the rest, for people; empty when not known.
 };
 std::optional<BudgetRefusal> BudgetRefusalOf(const absl::Status& status);
+// Makes `status`, which is not OK, such a refusal.
+void SetBudgetRefusal(absl::Status& status, const BudgetRefusal& refusal);
 // `status` with the refusal, if any, that `from` carries.
 absl::Status WithBudgetRefusal(absl::Status status, const absl::Status& from);
 

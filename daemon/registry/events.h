@@ -24,6 +24,18 @@ class LabelPublisher {
 
 enum class LeaseChange : uint8_t { kGranted, kReleased, kSessionEnded, kEvicted };
 
+// Why somebody was refused something.
+enum class RefusedFor : uint8_t {
+  kNoRight,  // Its groups do not have it.
+  kTicket,   // An upload ticket that is not its own, or not any more.
+  kLeases,   // Its share of each of these is used up.
+  kConnections,
+  kDescriptors,  // That wait to be closed.
+  kCalls,        // Under way at one time.
+  kWaiting,      // Requests that wait for a version.
+};
+absl::string_view RefusedForName(RefusedFor why);  // "no_right", ...
+
 class Observer {
  public:
   virtual ~Observer() = default;
@@ -43,6 +55,12 @@ class Observer {
   virtual void OnLabelsMoved(std::span<const LabelChange> /*changes*/, absl::Duration /*flip*/) {}
   // A version is on its way out: its leases should move on.
   virtual void OnDraining(const VersionKey& /*key*/) {}
+  // Its leases have not ended in time; `let_go`: the daemon goes on without them.
+  virtual void OnDrainDeadline(const VersionKey& /*key*/, uint64_t /*leases*/, bool /*let_go*/) {}
+  // `victim`, which nobody needed, makes room.
+  virtual void OnEvicted(const VersionKey& /*victim*/, const VersionKey& /*wanted*/) {}
+  // A budget refused: "no_room", "timeout" (of a load) or "swap" (before it began).
+  virtual void OnRoomRefused(const std::string& /*pool*/, const std::string& /*reason*/) {}
   virtual void OnDrained(const VersionKey& /*key*/, absl::Duration /*took*/, bool /*deadline*/) {}
   virtual void OnLease(const Lease& /*lease*/, LeaseChange /*change*/) {}
   // One acquire was answered; `took` from its receipt.
@@ -52,7 +70,7 @@ class Observer {
   virtual void OnOperation(const OperationSnapshot& /*operation*/) {}
   virtual void OnIntegrityCheck(const std::string& /*model*/, const std::string& /*kind*/,
                                 const absl::Status& /*status*/) {}
-  virtual void OnRefused(const Peer& /*peer*/, const std::string& /*what*/) {}
+  virtual void OnRefused(const Peer& /*peer*/, const std::string& /*what*/, RefusedFor /*why*/) {}
   virtual void OnReady(bool /*ready*/) {}
   // A change that the tables of version_state.h forbid was asked for, and refused. `track` is
   // "phase", "health" or "residency".

@@ -24,9 +24,9 @@ std::vector<Lease> LeaseTable::EndSession(SessionId session) {
   std::vector<Lease> ended;
   const auto it = sessions_.find(session);
   if (it == sessions_.end()) return ended;
-  const std::set<LeaseId> held = std::move(it->second.leases);
-  sessions_.erase(it);
+  const std::set<LeaseId> held = it->second.leases;
   for (const LeaseId lease : held) ended.push_back(Take(leases_.find(lease)));
+  sessions_.erase(it);
   return ended;
 }
 
@@ -34,7 +34,9 @@ LeaseId LeaseTable::Grant(SessionId session, const VersionKey& key, const std::s
                           const std::string& transport, absl::Time now) {
   const LeaseId id = next_lease_++;
   leases_.emplace(id, Lease{id, session, key, label, transport, now});
-  sessions_.at(session).leases.insert(id);
+  Session& holder = sessions_.at(session);
+  holder.leases.insert(id);
+  ++of_uid_[holder.peer.uid];
   ++counts_[key];
   return id;
 }
@@ -69,9 +71,40 @@ Lease LeaseTable::Take(std::map<LeaseId, Lease>::iterator it) {
   leases_.erase(it);
   if (const auto session = sessions_.find(lease.session); session != sessions_.end()) {
     session->second.leases.erase(lease.id);
+    const auto own = of_uid_.find(session->second.peer.uid);
+    if (--own->second == 0) of_uid_.erase(own);
   }
-  if (const auto count = counts_.find(lease.key); --count->second == 0) counts_.erase(count);
+  if (!lease.released) Uncount(lease.key);
   return lease;
+}
+
+void LeaseTable::Uncount(const VersionKey& key) {
+  if (const auto count = counts_.find(key); --count->second == 0) counts_.erase(count);
+}
+
+uint64_t LeaseTable::CountOfUid(uint32_t uid) const {
+  const auto it = of_uid_.find(uid);
+  return it == of_uid_.end() ? 0 : it->second;
+}
+
+void LeaseTable::ReviewStale(const std::string& model,
+                             absl::FunctionRef<bool(const Lease&)> is_stale, absl::Duration now) {
+  for (auto& [id, lease] : leases_) {
+    if (lease.key.model != model) continue;
+    if (!is_stale(lease)) {
+      lease.stale_since = absl::InfiniteDuration();
+    } else if (lease.stale_since == absl::InfiniteDuration()) {
+      lease.stale_since = now;
+    }
+  }
+}
+
+void LeaseTable::LetGo(const VersionKey& key) {
+  for (auto& [id, lease] : leases_) {
+    if (lease.key != key || lease.released) continue;
+    lease.released = true;
+    Uncount(key);
+  }
 }
 
 }  // namespace modelhost

@@ -5,10 +5,12 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/platform/peer.h"
@@ -23,6 +25,12 @@ struct Lease {
   std::string label;      // What was asked for; empty for a fixed version.
   std::string transport;  // "host_file" or "host_memfd".
   absl::Time since;
+  // The daemon let go of the version at a drain deadline; the client's mappings stay good.
+  bool released = false;
+  // How long its label has named another version or, of a fixed version, none has named it. Unset:
+  // it is what was asked for. Filled in by ModelManager::Leases.
+  std::optional<absl::Duration> stale_for;
+  absl::Duration stale_since = absl::InfiniteDuration();  // Monotonic; infinite: not stale.
 };
 
 struct Session {
@@ -49,11 +57,20 @@ class LeaseTable {
   absl::StatusOr<Lease> Evict(LeaseId lease);
 
   const Lease* Find(SessionId session, LeaseId lease) const;
+  // Of those that hold bytes: without released ones.
   uint64_t CountOf(const VersionKey& key) const;
+  uint64_t CountOfUid(uint32_t uid) const;
+  // Those on `model` for which `is_stale` holds are stale from now on, or were already; the others
+  // are not.
+  void ReviewStale(const std::string& model, absl::FunctionRef<bool(const Lease&)> is_stale,
+                   absl::Duration now);
+  // The daemon's references are gone: the leases stay, and hold nothing any more.
+  void LetGo(const VersionKey& key);
   const std::map<LeaseId, Lease>& leases() const { return leases_; }
   const std::map<SessionId, Session>& sessions() const { return sessions_; }
 
  private:
+  void Uncount(const VersionKey& key);
   Lease Take(std::map<LeaseId, Lease>::iterator it);
 
   LeaseId next_lease_ = 1;
@@ -61,6 +78,7 @@ class LeaseTable {
   std::map<LeaseId, Lease> leases_;
   std::map<SessionId, Session> sessions_;
   std::map<VersionKey, uint64_t> counts_;
+  std::map<uint32_t, uint64_t> of_uid_;
 };
 
 }  // namespace modelhost

@@ -79,6 +79,7 @@ absl::StatusOr<VersionKey> ModelManager::Impl::ResolveRef(const AcquireRef& ref,
     return NoSuchModel(ref.model, near);
   }
   if (ref.version != 0) return VersionKey{ref.model, ref.version};
+  if (withdrawn.contains({ref.model, ref.label})) return WithdrawnError(ref.model, ref.label);
   const uint64_t version = LabelVersion(ref.model, ref.label);
   if (version != 0) return VersionKey{ref.model, version};
   std::vector<std::string> names;
@@ -113,7 +114,8 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     if (!key.ok()) return key.status();
     if (!MayRead(Book(ref.model), holder->second.peer)) {
       Tell([&](Observer& observer) {
-        observer.OnRefused(holder->second.peer, absl::StrCat("acquire ", ref.model));
+        observer.OnRefused(holder->second.peer, absl::StrCat("acquire ", ref.model),
+                           RefusedFor::kNoRight);
       });
       return absl::PermissionDeniedError(
           absl::StrCat(ref.model, ": uid ", holder->second.peer.uid,
@@ -140,6 +142,16 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     if (auto may = MayServe(*record); !may.ok()) return may;
     records.push_back(record);
   }
+  const Peer& peer = holder->second.peer;
+  if (const uint64_t held = leases.CountOfUid(peer.uid);
+      held + refs.size() > options.max_leases_per_uid) {
+    Tell([&](Observer& observer) {
+      observer.OnRefused(peer, absl::StrCat("acquire ", refs.front().model), RefusedFor::kLeases);
+    });
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "acquire: uid ", peer.uid, " holds ", held, " leases, and may hold ",
+        options.max_leases_per_uid, " (release some, or raise max_leases_per_uid in [access])"));
+  }
   std::vector<Grant> grants;
   for (size_t i = 0; i < refs.size(); ++i) {
     VersionRecord& record = *records[i];
@@ -158,6 +170,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     const std::string transport =
         PolicyOf(ref.model).residency == Residency::kSealed ? "host_memfd" : "host_file";
     grant.lease = leases.Grant(session, record.key, grant.label, transport, deps.clock.Wall());
+    if (ref.version != 0) ReviewStale(ref.model);  // Maybe none names it to begin with.
     const Lease lease = *leases.Find(session, grant.lease);
     Tell([&](Observer& observer) { observer.OnLease(lease, LeaseChange::kGranted); });
     grants.push_back(std::move(grant));
@@ -189,6 +202,8 @@ void ModelManager::AcquireOrWait(SessionId session, std::vector<AcquireRef> refs
             ? absl::StrCat(kMostPendingPerSession, " requests of this connection")
             : absl::StrCat(kMostPendingPerUid, " requests of uid ", uid);
     if (of_session == 0) impl.pending_by_session.erase(session);
+    const Peer peer = holder->second.peer;
+    ReportRefused(peer, "acquire: too many wait", RefusedFor::kWaiting);
     return done(absl::ResourceExhaustedError(
         absl::StrCat("acquire: ", limit, " wait already (let some end first)")));
   }
@@ -257,6 +272,29 @@ void ModelManager::Impl::Retry(const std::vector<uint64_t>& ids) {
   }
 }
 
+bool ModelManager::Impl::IsStale(const Lease& lease) const {
+  if (lease.released) return true;
+  if (lease.label.empty()) return LabelsOf(lease.key).empty();
+  return withdrawn.contains({lease.key.model, lease.label}) ||
+         LabelVersion(lease.key.model, lease.label) != lease.key.version;
+}
+
+void ModelManager::Impl::ReviewStale(const std::string& model) {
+  leases.ReviewStale(
+      model, [this](const Lease& lease) { return IsStale(lease); }, deps.clock.Monotonic());
+}
+
+std::vector<Lease> ModelManager::Leases() const {
+  const absl::Duration now = impl_->deps.clock.Monotonic();
+  std::vector<Lease> list;
+  for (const auto& [id, lease] : impl_->leases.leases()) {
+    list.push_back(lease);
+    if (lease.stale_since == absl::InfiniteDuration()) continue;
+    list.back().stale_for = std::max(absl::ZeroDuration(), now - lease.stale_since);
+  }
+  return list;
+}
+
 void ModelManager::Impl::LeaseEnded(const Lease& lease, LeaseChange change) {
   Tell([&](Observer& observer) { observer.OnLease(lease, change); });
   VersionRecord* record = Find(lease.key);
@@ -288,7 +326,7 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> ModelManager::Leased(Sess
     return absl::NotFoundError(absl::StrCat("lease ", lease, ": not held by this connection"));
   }
   const VersionRecord* record = impl_->Find(found->key);
-  if (record == nullptr || record->resident == nullptr) {
+  if (found->released || record == nullptr || record->resident == nullptr) {
     return absl::NotFoundError(
         absl::StrCat(found->key.ToString(), ": the daemon has let go of it (drain deadline)"));
   }
@@ -300,8 +338,28 @@ void ModelManager::ReportAttach(const std::string& model, const std::string& tra
   impl_->Tell([&](Observer& observer) { observer.OnAttach(model, transport, took, status); });
 }
 
-void ModelManager::ReportRefused(const Peer& peer, const std::string& what) {
-  impl_->Tell([&](Observer& observer) { observer.OnRefused(peer, what); });
+void ModelManager::ReportRefused(const Peer& peer, const std::string& what, RefusedFor why) {
+  impl_->Tell([&](Observer& observer) { observer.OnRefused(peer, what, why); });
+}
+
+absl::string_view RefusedForName(RefusedFor why) {
+  switch (why) {
+    case RefusedFor::kNoRight:
+      return "no_right";
+    case RefusedFor::kTicket:
+      return "ticket";
+    case RefusedFor::kLeases:
+      return "leases";
+    case RefusedFor::kConnections:
+      return "connections";
+    case RefusedFor::kDescriptors:
+      return "descriptors";
+    case RefusedFor::kCalls:
+      return "calls";
+    case RefusedFor::kWaiting:
+      return "waiting";
+  }
+  return "unknown";
 }
 
 }  // namespace modelhost

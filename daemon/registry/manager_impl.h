@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/registry/capacity_plan.h"
 #include "daemon/registry/commit_gate.h"
 #include "daemon/registry/event_ring.h"
 #include "daemon/registry/lifecycle_policy.h"
@@ -69,7 +70,11 @@ struct VersionRecord : VersionTracks {
   mutable Verdict verdict;
 
   OperationId unload = 0;  // The operation that drains it; 0: nobody asked, keep_previous was over.
+  // The swap of strategy "resource" that it leaves for, with its label: nobody may have it back
+  // but that swap.
+  OperationId leaves_for = 0;
   bool drain_deadline_hit = false;
+  std::vector<RegionBytes> freeing;  // In UNLOADING: what will be given back.
 };
 
 // A change of labels: checked and applied on the control thread, made durable in between on the
@@ -84,6 +89,11 @@ struct LabelTransaction {
   };
   std::vector<Move> moves;
   std::function<absl::Status()> still_wanted;
+  // Of a swap. Labels that it has withdrawn are its own; nobody else's transaction moves them.
+  OperationId swap = 0;
+  // Nothing is written: the labels go from the page, or come back to it, and stay in labels.json.
+  enum class Page { kMove, kWithdraw, kReinstate };
+  Page page = Page::kMove;
   struct Done {
     std::vector<LabelChange> changes;
     absl::Duration flip;
@@ -116,6 +126,25 @@ struct PendingSwap {
   bool flipping = false;
   absl::Duration longest_load;
   std::map<VersionKey, LoadProgress> progress;
+  SwapStrategy strategy = SwapStrategy::kAvailability;
+  // Strategy "resource" only: manager_resource.cc.
+  std::vector<VersionKey> old;    // Leave before anything is loaded.
+  std::vector<VersionKey> evict;  // So do these.
+  std::set<VersionKey> draining;  // Of these: still there.
+  size_t not_back = 0;            // Of these: to be loaded again.
+  bool withdrawn = false;         // The labels are not in the page.
+  bool restoring = false;         // It has failed; the old ones are being brought back.
+  absl::Status failure;           // Why.
+  std::string not_restored;       // Which old versions could not be loaded again, and why.
+  absl::Duration gap_started;
+};
+
+// A load that waits for room.
+struct RoomWaiter {
+  VersionKey key;
+  absl::Duration since;  // On the monotonic clock.
+  PoolBytes least;       // What it was refused, once it has asked.
+  absl::Status refused;  // How.
 };
 
 struct ModelBook {
@@ -199,14 +228,8 @@ struct ModelManager::Impl {
   void StartReload(VersionRecord& record);
   void FinishReload(const VersionKey& key, const std::shared_ptr<CancelToken>& token,
                     absl::StatusOr<std::shared_ptr<const ResidentVersion>> loaded);
-  // True when `status` is a refusal of a budget that room is being made in; the load starts again
-  // when it is there.
-  bool WaitForRoom(VersionRecord& record, const absl::Status& status);
-  // Bytes of a pool that idle versions hold and nobody else shares.
-  uint64_t EvictableBytes(const BudgetPool& pool) const;
-  // In what is free, or can be made free by evicting idle versions.
-  bool Fits(const BudgetPool& pool, uint64_t need_bytes) const;
-  absl::Status WithHolders(const absl::Status& status) const;
+  // A load that will not be: who waits for it is told why.
+  void RefusedLoad(VersionRecord& record, const absl::Status& status);
   void TellWaiters(VersionRecord& record, const absl::Status& status);
   void TellLoadWaiters(VersionRecord& record, const absl::Status& status);
   void DropWaiters(OperationId operation, const absl::Status& why);
@@ -261,6 +284,44 @@ struct ModelManager::Impl {
   void StartGc(OperationId id);
   GcOutcome RunGc(OperationId id, const RunningGc& gc);
   void GcMoved(OperationId id, const VersionKey& key, bool gone, uint64_t removed);
+  // --- manager_room.cc
+  std::vector<BudgetPool*> Pools() const { return {&deps.host, &deps.memlock}; }
+  CapacityPicture Picture();
+  WantedVersion Want(const VersionRecord& record);
+  Stay StayOf(const VersionRecord& record) const;
+  static std::vector<RegionBytes> Regions(const ResidentVersion& resident);
+  absl::Status WithHolders(const absl::Status& status);
+  // Starts the load of a STAGED version, or lets it wait for its turn.
+  void AskForRoom(VersionRecord& record);
+  bool WaitsForRoom(const VersionKey& key) const;
+  void QueueForRoom(const VersionKey& key, bool first);
+  // True when `status` is a refusal of a budget that room is being made in; the load starts again
+  // when it is there.
+  bool WaitForRoom(VersionRecord& record, const absl::Status& status);
+  void LookForRoom();
+  void Admitted(const VersionKey& key);  // It has booked, or will not.
+  void ArmRoomTimer();
+  void ExpireRoomWaiters();
+  void RefuseRoom(VersionRecord& record, const RoomWaiter& waiter, const std::string& why);
+  void EvictVersions(const std::vector<VersionKey>& victims, const VersionKey& wanted);
+
+  // --- manager_resource.cc
+  StrategyChoice PlanFor(const SwapRequest& request, SwapStrategy asked);
+  std::vector<VersionKey> OldOf(const SwapRequest& request) const;
+  // FAILED_PRECONDITION: it leaves for a swap.
+  absl::Status LeavesError(const VersionRecord& record) const;
+  absl::Status WithdrawnError(const std::string& model, const std::string& label) const;
+  absl::Status CheckResourceTargets(const SwapRequest& request) const;
+  void LoadTargets(OperationId operation);
+  void WithdrawLabels(OperationId operation);
+  void DrainOld(OperationId operation);
+  void TellDrainOfSwap(OperationId operation);
+  void DrainDeadlineOfSwap(VersionRecord& record, absl::Duration timeout);
+  void OldLeft(OperationId operation, const VersionKey& key);
+  void RestoreSwap(OperationId operation, const absl::Status& failure);
+  void OldIsBack(OperationId operation, const VersionKey& key, const absl::Status& status);
+  void EndRestore(OperationId operation);
+  void ApplyPageOnly(LabelTransaction& transaction);
 
   // --- manager_serving.cc
   // FAILED_PRECONDITION when a resident version lacks what its policy asks for by now, or requires
@@ -278,6 +339,7 @@ struct ModelManager::Impl {
   // After a label or lease went: starts or stops the keep_previous clock.
   void ReviewKeeping(VersionRecord& record);
   void BeginDrain(VersionRecord& record, OperationId unload);
+  void SetDrainDeadline(VersionRecord& record, absl::Duration timeout, bool release);
   // `by`: the operation that wants it again; 0: a client, or the daemon itself.
   void StopDrain(VersionRecord& record, OperationId by);
   void MaybeUnload(VersionRecord& record);
@@ -303,8 +365,6 @@ struct ModelManager::Impl {
   void ApplyTransaction(LabelTransaction& transaction, LabelFile next,
                         const std::vector<LabelChange>& changes, const absl::Status& saved);
   uint64_t LabelVersion(const std::string& model, const std::string& label) const;
-  // Bytes that a load of it would book; `counted` are the files that the same plan counts already.
-  uint64_t NeedBytes(const VersionRecord& record, std::set<Digest>& counted);
   absl::Status CheckSwap(const SwapRequest& request) const;
   absl::StatusOr<OperationId> StartSwap(SwapRequest request, OperationKind kind, uint32_t by);
   void SwapTargetReady(OperationId operation, const VersionKey& key, const absl::Status& status);
@@ -326,6 +386,9 @@ struct ModelManager::Impl {
   bool MayBecomeReady(const absl::Status& status, WaitFor wait_for) const;
   PendingAcquire TakePending(uint64_t id);
   void LeaseEnded(const Lease& lease, LeaseChange change);
+  // After labels of `model` moved.
+  void ReviewStale(const std::string& model);
+  bool IsStale(const Lease& lease) const;
 
   // --- manager_publish.cc
   void StartStaging(OperationId operation);
@@ -384,7 +447,11 @@ struct ModelManager::Impl {
   std::map<SessionId, size_t> pending_by_session;
   std::map<uint32_t, size_t> pending_by_uid;
   uint64_t next_pending = 1;
-  std::vector<VersionKey> waiting_for_room;
+  std::deque<RoomWaiter> waiting_for_room;
+  std::optional<RoomWaiter> admitting;  // Let in from there, and has not booked yet.
+  TimerId room_timer = 0;
+  // Labels that a swap has withdrawn from the page: which swap.
+  std::map<std::pair<std::string, std::string>, OperationId> withdrawn;
 
   OperationJournal journal;
   std::vector<JournalRecord> unwritten;

@@ -36,11 +36,20 @@ void ModelManager::Impl::RunNextTransaction() {
   while (!saving_labels && !transactions.empty()) {
     LabelTransaction transaction = std::move(transactions.front());
     transactions.pop_front();
+    if (transaction.page != LabelTransaction::Page::kMove) {
+      ApplyPageOnly(transaction);
+      continue;
+    }
     absl::Status status = transaction.still_wanted ? transaction.still_wanted() : absl::OkStatus();
     LabelFile next = labels;
     std::vector<LabelChange> changes;
     for (const LabelTransaction::Move& move : transaction.moves) {
       if (!status.ok()) break;
+      const auto withdrawn_by = withdrawn.find({move.model, move.label});
+      if (withdrawn_by != withdrawn.end() && withdrawn_by->second != transaction.swap) {
+        status = WithdrawnError(move.model, move.label);
+        break;
+      }
       const uint64_t current = LabelVersion(move.model, move.label);
       status = CheckIfCurrent(move.model, move.label, move.if_current, current);
       if (!status.ok() || current == move.to) continue;
@@ -119,6 +128,7 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
   maybe_labelled.clear();
   labels = std::move(next);
   unhold();  // The label holds it now.
+  for (const LabelChange& change : changes) withdrawn.erase({change.model, change.label});
   const absl::Duration before = deps.clock.Monotonic();
   deps.labels.Publish(changes);
   const absl::Duration flip = deps.clock.Monotonic() - before;
@@ -136,6 +146,7 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
     }
     ForgetIfGone({change.model, change.from});
   }
+  for (const LabelChange& change : changes) ReviewStale(change.model);
   UpdateReady();
   transaction.done(LabelTransaction::Done{changes, flip});
   for (const LabelChange& change : changes) RetryPendingAcquires(change.model);
@@ -144,6 +155,7 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
 void ModelManager::Impl::AnnounceLabels(const VersionRecord& record) {
   std::vector<LabelChange> changes;
   for (const std::string& label : LabelsOf(record.key)) {
+    if (withdrawn.contains({record.key.model, label})) continue;
     changes.push_back({record.key.model, label, 0, record.key.version,
                        labels.labels.at({record.key.model, label}).generation});
   }
@@ -161,11 +173,8 @@ absl::Status ModelManager::Impl::CheckSwap(const SwapRequest& request) const {
     return absl::InvalidArgumentError("swap: no target (name a model and a version)");
   }
   if (auto status = CheckLabelName(request.label); !status.ok()) return status;
-  if (request.strategy != "availability" && request.strategy != "auto") {
-    return absl::UnimplementedError(
-        absl::StrCat("--strategy ", request.strategy,
-                     ": this daemon always loads the new version before the old one leaves (use "
-                     "availability or auto)"));
+  if (auto strategy = ParseSwapStrategy(request.strategy); !strategy.ok()) {
+    return strategy.status();
   }
   for (size_t i = 0; i < request.targets.size(); ++i) {
     const SwapTarget& target = request.targets[i];
@@ -178,6 +187,7 @@ absl::Status ModelManager::Impl::CheckSwap(const SwapRequest& request) const {
     if (record == nullptr) return NoSuchVersion({target.model, target.version});
     if (record->health == Health::kSuspect) return SuspectError(*record);
     if (record->deleting != 0) return DeletingError(*record);
+    if (record->leaves_for != 0) return LeavesError(*record);
   }
   const SwapTarget& first = request.targets.front();
   return CheckIfCurrent(first.model, request.label, request.if_current,
@@ -202,14 +212,49 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
       return running;
     }
   }
+  for (const SwapTarget& target : request.targets) {
+    // Past its withdrawal a swap can only go on or go back.
+    if (withdrawn.contains({target.model, request.label})) {
+      return WithdrawnError(target.model, request.label);
+    }
+  }
+  StrategyChoice choice = PlanFor(request, *ParseSwapStrategy(request.strategy));
+  if (!choice.refused.ok()) {
+    if (const auto refusal = BudgetRefusalOf(choice.refused); refusal.has_value()) {
+      Tell([&](Observer& observer) { observer.OnRoomRefused(refusal->pool, "swap"); });
+    }
+    return choice.refused;
+  }
+  if (choice.strategy == SwapStrategy::kResource) {
+    if (auto status = CheckResourceTargets(request); !status.ok()) return status;
+  }
   const OperationId id = operations.Begin(kind, first.model, first.version, request.label, by);
   SupersedeSwaps(request, id);
   PendingSwap& swap = swaps[id];
   swap.request = std::move(request);
   swap.operation = id;
+  swap.strategy = choice.strategy;
   swap.not_ready = swap.request.targets.size();
+  operations.Update(id, [&](OperationSnapshot& operation) {
+    operation.result.strategy = std::string(SwapStrategyName(choice.strategy));
+  });
+  if (choice.strategy == SwapStrategy::kResource) {
+    swap.old = OldOf(swap.request);
+    if (!swap.old.empty()) {
+      swap.evict = choice.room.evict;
+      WithdrawLabels(id);
+      return id;
+    }
+  }
+  // Room for all of them at once: each by itself might take another victim than the plan says.
+  EvictVersions(choice.room.evict, {first.model, first.version});
+  LoadTargets(id);
+  return id;
+}
+
+void ModelManager::Impl::LoadTargets(OperationId id) {
   // Copied: a target that is READY already reports at once, and the last report ends the swap.
-  const std::vector<SwapTarget> targets = swap.request.targets;
+  const std::vector<SwapTarget> targets = swaps.at(id).request.targets;
   for (const SwapTarget& target : targets) {
     if (!swaps.contains(id)) break;  // A target has failed already: the others need not load.
     const VersionKey key{target.model, target.version};
@@ -225,13 +270,12 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
                         SwapTargetReady(id, key, status);
                       }});
   }
-  return id;
 }
 
 void ModelManager::Impl::SupersedeSwaps(const SwapRequest& request, OperationId by) {
   std::vector<OperationId> superseded;
   for (const auto& [id, swap] : swaps) {
-    if (swap.flipping || swap.request.label != request.label) continue;
+    if (swap.flipping || swap.restoring || swap.request.label != request.label) continue;
     const bool overlap = std::ranges::any_of(swap.request.targets, [&](const SwapTarget& old) {
       return std::ranges::any_of(
           request.targets, [&](const SwapTarget& target) { return target.model == old.model; });
@@ -249,6 +293,7 @@ void ModelManager::Impl::SwapTargetReady(OperationId operation, const VersionKey
   const auto it = swaps.find(operation);
   if (it == swaps.end()) return;  // Superseded or cancelled.
   PendingSwap& swap = it->second;
+  if (swap.restoring) return;
   if (!status.ok()) return FinishSwap(operation, status);
   // Neither an eviction nor keep_previous may take it while the others load.
   if (VersionRecord* record = Find(key); record != nullptr && swap.held.insert(key).second) {
@@ -263,6 +308,7 @@ void ModelManager::Impl::FlipSwap(OperationId operation) {
   swap.flipping = true;
   operations.Update(operation, [](OperationSnapshot& snapshot) { snapshot.phase = "labels"; });
   LabelTransaction transaction;
+  transaction.swap = operation;
   for (size_t i = 0; i < swap.request.targets.size(); ++i) {
     LabelTransaction::Move move;
     move.model = swap.request.targets[i].model;
@@ -285,13 +331,21 @@ void ModelManager::Impl::FlipSwap(OperationId operation) {
       snapshot.result.flip = done->flip;
       snapshot.result.load = it->second.longest_load;
       snapshot.result.draining_leases = draining;
+      if (it->second.withdrawn) {
+        snapshot.result.gap = deps.clock.Monotonic() - it->second.gap_started;
+      }
     });
+    it->second.withdrawn = false;
     FinishSwap(operation, absl::OkStatus());
   };
   Enqueue(std::move(transaction));
 }
 
 void ModelManager::Impl::FinishSwap(OperationId operation, const absl::Status& status) {
+  if (const auto it = swaps.find(operation);
+      it != swaps.end() && !it->second.old.empty() && !status.ok() && !stopping) {
+    return RestoreSwap(operation, status);
+  }
   const auto node = swaps.extract(operation);
   if (node.empty()) return;
   for (const VersionKey& key : node.mapped().held) Unhold(key);
@@ -302,68 +356,6 @@ void ModelManager::Impl::FinishSwap(OperationId operation, const absl::Status& s
 
 absl::StatusOr<OperationId> ModelManager::Swap(const SwapRequest& request, uint32_t by) {
   return impl_->StartSwap(request, OperationKind::kSwap, by);
-}
-
-absl::StatusOr<SwapPlan> ModelManager::PlanSwap(const SwapRequest& request) {
-  Impl& impl = *impl_;
-  if (auto status = impl.CheckSwap(request); !status.ok()) return status;
-  SwapPlan plan;
-  std::set<Digest> counted;
-  for (const SwapTarget& target : request.targets) {
-    const VersionKey key{target.model, target.version};
-    const VersionRecord* record = impl.Find(key);
-    if (record == nullptr) return impl.NoSuchVersion(key);
-    SwapPlanRow row;
-    row.model = target.model;
-    row.from = impl.LabelVersion(target.model, request.label);
-    row.to = target.version;
-    row.to_phase = std::string(PhaseName(record->phase));
-    row.need_bytes = impl.NeedBytes(*record, counted);
-    plan.need_bytes += row.need_bytes;
-    plan.rows.push_back(std::move(row));
-  }
-  const BudgetPool& host = impl.deps.host;
-  const uint64_t reserved = host.reserved();
-  plan.free_bytes = host.limit() == UINT64_MAX ? UINT64_MAX
-                    : host.limit() > reserved  ? host.limit() - reserved
-                                               : 0;
-  plan.fits = impl.Fits(impl.deps.host, plan.need_bytes);
-  if (impl.options.memlock == MemlockPolicy::kRequired) {
-    uint64_t lock_bytes = 0;
-    for (const SwapPlanRow& row : plan.rows) {
-      const Residency residency = impl.PolicyOf(row.model).residency;
-      if (residency == Residency::kPinned || residency == Residency::kSealed) {
-        lock_bytes += row.need_bytes;
-      }
-    }
-    plan.fits = plan.fits && impl.Fits(impl.deps.memlock, lock_bytes);
-  }
-  return plan;
-}
-
-bool ModelManager::Impl::Fits(const BudgetPool& pool, uint64_t need_bytes) const {
-  const uint64_t reserved = pool.reserved();
-  const uint64_t stays = reserved - std::min(reserved, EvictableBytes(pool));
-  return stays <= pool.limit() && need_bytes <= pool.limit() - stays;
-}
-
-// Files whose bytes are resident already, through whatever version, need no second place.
-uint64_t ModelManager::Impl::NeedBytes(const VersionRecord& record, std::set<Digest>& counted) {
-  if (record.resident != nullptr) return 0;
-  if (record.manifest == nullptr) return record.file_bytes;
-  const Residency residency = PolicyOf(record.key.model).residency;
-  std::set<Digest> resident;
-  for (const auto& [key, other] : versions) {
-    if (other.resident == nullptr) continue;
-    for (const auto& region : other.resident->regions) {
-      if (region->residency() == residency) resident.insert(region->digest());
-    }
-  }
-  uint64_t bytes = 0;
-  for (const ManifestFile& file : record.manifest->files) {
-    if (!resident.contains(file.sha256) && counted.insert(file.sha256).second) bytes += file.bytes;
-  }
-  return bytes;
 }
 
 absl::StatusOr<OperationId> ModelManager::Rollback(const std::string& model,

@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/chunk_pass.h"
@@ -11,14 +10,6 @@
 #include "daemon/registry/swap_policy.h"
 
 namespace modelhost {
-namespace {
-
-std::string Mebibytes(uint64_t bytes) {
-  return absl::StrFormat("%.1f MiB", static_cast<double>(bytes) / (1 << 20));
-}
-
-}  // namespace
-
 bool ModelManager::Impl::Took(const VersionRecord& record, absl::string_view track,
                               absl::string_view from, absl::string_view to,
                               const absl::Status& checked) {
@@ -46,6 +37,7 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
   if (record == nullptr) return waiter.done(NoSuchVersion(key));
   if (stopping) return waiter.done(StoppingError());
   if (record->deleting != 0) return waiter.done(DeletingError(*record));
+  if (record->leaves_for != 0) return waiter.done(LeavesError(*record));
   // The policy or the machine may be another one since it was loaded.
   if (record->phase == Phase::kReady || record->phase == Phase::kDraining) {
     if (const absl::Status may = MayServe(*record); !may.ok()) return waiter.done(may);
@@ -73,8 +65,7 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
       [[fallthrough]];
     case Phase::kStaged:
       record->waiters.push_back(std::move(waiter));
-      // Waiting for room already: FinishUnload starts it.
-      if (std::ranges::find(waiting_for_room, key) == waiting_for_room.end()) StartLoad(*record);
+      AskForRoom(*record);
       return;
   }
 }
@@ -111,6 +102,7 @@ LoadRequest ModelManager::Impl::MakeLoadRequest(const VersionKey& key,
 void ModelManager::Impl::OnLoadProgress(const VersionKey& key, const LoadProgress& progress) {
   VersionRecord* record = Find(key);
   if (record == nullptr) return;
+  if (progress.phase != "open") Admitted(key);
   if (record->phase == Phase::kReserved && progress.phase != "open") Move(*record, Phase::kLoading);
   const bool loading = record->phase == Phase::kReserved || record->phase == Phase::kLoading;
   if (!loading && record->reload == nullptr) return;
@@ -145,7 +137,7 @@ void ModelManager::Impl::OnLoadProgress(const VersionKey& key, const LoadProgres
 void ModelManager::Impl::FinishLoad(const VersionKey& key,
                                     absl::StatusOr<std::shared_ptr<const ResidentVersion>> loaded) {
   VersionRecord* record = Find(key);
-  if (record == nullptr) return;
+  if (record == nullptr) return Admitted(key);
   const bool cancelled = record->cancel != nullptr && record->cancel->cancelled();
   record->cancel = nullptr;
   const std::string last_phase = record->progress.phase;
@@ -164,6 +156,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     }
   }
   if (loaded.ok()) {
+    Admitted(key);
     if (record->phase == Phase::kReserved) Move(*record, Phase::kLoading);
     record->attempts = 0;
     Adopt(*record, *std::move(loaded));
@@ -180,6 +173,9 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
   const LoadFailure failure =
       cancelled ? LoadFailure::kCancelled : ClassifyLoadFailure(status, ErrnoOf(status));
   if (failure == LoadFailure::kNoRoom && !stopping && WaitForRoom(*record, status)) return;
+  Admitted(key);
+  // What it had booked is free again.
+  if (!waiting_for_room.empty()) deps.loop.Post([this] { LookForRoom(); });
   record->error = failure == LoadFailure::kNoRoom ? WithHolders(status) : status;
   LoadReport report;
   report.source = "cold";
@@ -303,61 +299,18 @@ void ModelManager::Impl::FinishReload(
   }
 }
 
-uint64_t ModelManager::Impl::EvictableBytes(const BudgetPool& pool) const {
-  std::set<const HostRegion*> kept;
-  std::set<const HostRegion*> idle;
-  for (const auto& [key, record] : versions) {
-    if (record.resident == nullptr) continue;
-    auto& into = MayEvict(FactsOf(record)) ? idle : kept;
-    for (const auto& region : record.resident->regions) into.insert(region.get());
-  }
-  uint64_t bytes = 0;
-  for (const HostRegion* region : idle) {
-    if (kept.contains(region)) continue;
-    bytes += &pool == &deps.memlock ? region->locked_bytes() : region->booked_bytes();
-  }
-  return bytes;
-}
-
-bool ModelManager::Impl::WaitForRoom(VersionRecord& record, const absl::Status& status) {
-  const auto refusal = BudgetRefusalOf(status);
-  if (!refusal.has_value()) return false;
-  const BudgetPool& pool = refusal->pool == deps.memlock.name() ? deps.memlock : deps.host;
-  bool room_comes = std::ranges::any_of(
-      versions, [](const auto& entry) { return entry.second.phase == Phase::kUnloading; });
-  if (!room_comes) {
-    // What can never fit must not cost the others their place.
-    if (!Fits(pool, refusal->need_bytes)) return false;
-    std::vector<EvictionCandidate> candidates;
-    for (const auto& [key, other] : versions) {
-      candidates.push_back({key, FactsOf(other), other.last_used});
-    }
-    if (const auto victim = ChooseEviction(candidates)) {
-      Note(*victim, "evicted", absl::StrCat("to make room for ", record.key.ToString()));
-      BeginDrain(*Find(*victim), 0);
-      room_comes = true;
-    }
-  }
-  if (!room_comes) return false;
-  if (record.phase == Phase::kLoading) Move(record, Phase::kFailed);
-  Move(record, Phase::kStaged);
-  waiting_for_room.push_back(record.key);
-  return true;
-}
-
-absl::Status ModelManager::Impl::WithHolders(const absl::Status& status) const {
-  std::vector<std::string> holders;
-  for (const auto& [key, record] : versions) {
-    if (record.resident == nullptr) continue;
-    const auto names = LabelsOf(key);
-    holders.push_back(
-        absl::StrCat(key.ToString(), " ", Mebibytes(record.resident->host_bytes()),
-                     names.empty() ? "" : absl::StrCat(" ", absl::StrJoin(names, ",")), " ",
-                     leases.CountOf(key), " leases"));
-  }
-  return absl::Status(status.code(), absl::StrCat(status.message(), "; held by: ",
-                                                  holders.empty() ? "nothing of ours"
-                                                                  : absl::StrJoin(holders, ", ")));
+void ModelManager::Impl::RefusedLoad(VersionRecord& record, const absl::Status& status) {
+  const VersionKey key = record.key;
+  record.error = status;
+  LoadReport report;
+  report.source = "cold";
+  Tell([&](Observer& observer) { observer.OnLoadFinished(key, report, status, "reserve"); });
+  Note(key, "load failed", std::string(status.message()));
+  Changed(record);
+  TellWaiters(record, status);
+  RetryPendingAcquires(key.model);
+  UpdateReady();
+  ForgetIfGone(key);
 }
 
 void ModelManager::Impl::TellWaiters(VersionRecord& record, const absl::Status& status) {
@@ -393,7 +346,8 @@ void ModelManager::Impl::CancelLoad(VersionRecord& record) {
   if (record.cancel != nullptr) record.cancel->Cancel();
   if (record.reload != nullptr) record.reload->Cancel();
   StopRetrying(record);
-  std::erase(waiting_for_room, record.key);
+  std::erase_if(waiting_for_room,
+                [&](const RoomWaiter& waiter) { return waiter.key == record.key; });
 }
 
 absl::StatusOr<OperationId> ModelManager::Load(const VersionKey& key, uint32_t by) {

@@ -41,6 +41,11 @@ absl::Status ModelManager::CancelOperation(OperationId operation) {
         return absl::FailedPreconditionError(
             absl::StrCat(name, ": its labels are being written, it cannot be stopped any more"));
       }
+      if (it != impl.swaps.end() && it->second.restoring) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            name, ": it has failed, the old versions are coming back (`modelctl ops watch ", name,
+            "`)"));
+      }
       impl.FinishSwap(operation, cancelled);
       return absl::OkStatus();
     }

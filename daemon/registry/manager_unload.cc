@@ -38,12 +38,37 @@ void ModelManager::Impl::BeginDrain(VersionRecord& record, OperationId unload) {
   record.drain_deadline_hit = false;
   const VersionKey key = record.key;
   Tell([&](Observer& observer) { observer.OnDraining(key); });
+  const EffectivePolicy& policy = PolicyOf(key.model);
+  SetDrainDeadline(record, policy.drain_timeout, policy.on_drain_deadline == "release");
   MaybeUnload(record);
+}
+
+void ModelManager::Impl::SetDrainDeadline(VersionRecord& record, absl::Duration timeout,
+                                          bool release) {
+  if (record.drain_timer != 0) deps.loop.CancelTimer(std::exchange(record.drain_timer, 0));
+  if (record.phase != Phase::kDraining || timeout == absl::InfiniteDuration()) return;
+  record.drain_timer = deps.loop.PostDelayed(timeout, [this, key = record.key, timeout, release] {
+    VersionRecord* found = Find(key);
+    if (found == nullptr || found->phase != Phase::kDraining) return;
+    found->drain_timer = 0;
+    found->drain_deadline_hit = true;
+    const uint64_t held = leases.CountOf(key);
+    Tell([&](Observer& observer) { observer.OnDrainDeadline(key, held, release); });
+    Note(key, "drain deadline",
+         absl::StrCat(held, held == 1 ? " lease" : " leases", " after ",
+                      absl::FormatDuration(timeout),
+                      release ? ": let go of, clients keep what they have mapped"
+                              : ": still waiting for them (`modelctl leases --stale`)"));
+    if (release) return StartUnload(*found, true);
+    if (found->leaves_for != 0) return DrainDeadlineOfSwap(*found, timeout);
+    MaybeUnload(*found);
+  });
 }
 
 void ModelManager::Impl::StopDrain(VersionRecord& record, OperationId by) {
   if (record.drain_timer != 0) deps.loop.CancelTimer(std::exchange(record.drain_timer, 0));
   const OperationId unload = std::exchange(record.unload, 0);
+  record.leaves_for = 0;
   Move(record, Phase::kReady);
   record.last_used = deps.clock.Wall();
   ReviewKeeping(record);
@@ -59,6 +84,7 @@ void ModelManager::Impl::MaybeUnload(VersionRecord& record) {
   if (record.phase != Phase::kDraining) return;
   const uint64_t held = leases.CountOf(record.key);
   if (MayFree(FactsOf(record), /*released=*/false)) return StartUnload(record, false);
+  if (record.leaves_for != 0) TellDrainOfSwap(record.leaves_for);
   if (record.unload != 0) {
     operations.Update(record.unload, [&](OperationSnapshot& operation) {
       operation.phase = "drain";
@@ -72,6 +98,11 @@ void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
   const VersionKey key = record.key;
   const absl::Duration drained = deps.clock.Monotonic() - record.drain_started;
   if (!Move(record, Phase::kUnloading)) return;
+  if (deadline) {
+    leases.LetGo(key);
+    ReviewStale(key.model);
+  }
+  record.freeing = Regions(*record.resident);
   Tell([&](Observer& observer) { observer.OnDrained(key, drained, deadline); });
   const absl::Duration started = deps.clock.Monotonic();
   if (record.reload != nullptr) {
@@ -96,6 +127,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       HealthCause::kFree);
   SetResidency(*record, HostTier::kNone);
   record->progress = {};
+  record->freeing.clear();
   Move(*record, Phase::kStaged);
   const absl::Duration took = deps.clock.Monotonic() - started;
   Tell([&](Observer& observer) { observer.OnUnloaded(key, took); });
@@ -103,24 +135,19 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
   if (const OperationId unload = std::exchange(record->unload, 0); unload != 0) {
     operations.Finish(unload, absl::OkStatus());
   }
-  if (!record->waiters.empty()) {
+  if (record->leaves_for != 0) {
+    OldLeft(std::exchange(record->leaves_for, 0), key);
+    record = Find(key);
+  }
+  if (record != nullptr && !record->waiters.empty()) {
     if (stopping) {
       TellWaiters(*record, StoppingError());
     } else {
-      StartLoad(*record);
+      AskForRoom(*record);
     }
   }
   if (deletes.contains(key)) RemoveFromDisk(key);
-  const auto waiting = std::exchange(waiting_for_room, {});
-  for (const VersionKey& other : waiting) {
-    VersionRecord* wanted = Find(other);
-    if (wanted == nullptr || wanted->phase != Phase::kStaged || wanted->waiters.empty()) continue;
-    if (stopping) {
-      TellWaiters(*wanted, StoppingError());
-    } else {
-      StartLoad(*wanted);
-    }
-  }
+  LookForRoom();
   ForgetIfGone(key);
 }
 
@@ -132,7 +159,7 @@ void ModelManager::Impl::ForgetIfGone(const VersionKey& key) {
 }
 
 absl::StatusOr<OperationId> ModelManager::Unload(const VersionKey& key,
-                                                 absl::Duration drain_timeout,
+                                                 std::optional<absl::Duration> drain_timeout,
                                                  bool release_on_deadline, uint32_t by) {
   Impl& impl = *impl_;
   if (impl.stopping) return Impl::StoppingError();
@@ -198,17 +225,11 @@ absl::StatusOr<OperationId> ModelManager::Unload(const VersionKey& key,
       impl.operations.Finish(id, absl::OkStatus());
       return id;
   }
-  if (record->phase == Phase::kDraining && drain_timeout < absl::InfiniteDuration()) {
-    record->drain_timer =
-        impl.deps.loop.PostDelayed(drain_timeout, [&impl, key, release_on_deadline] {
-          VersionRecord* found = impl.Find(key);
-          if (found == nullptr || found->phase != Phase::kDraining) return;
-          found->drain_timer = 0;
-          found->drain_deadline_hit = true;
-          if (release_on_deadline) return impl.StartUnload(*found, true);
-          impl.Note(key, "drain deadline", "still waiting for leases");
-          impl.MaybeUnload(*found);
-        });
+  // Without a time-out of its own the model's policy holds.
+  if (drain_timeout.has_value()) {
+    impl.SetDrainDeadline(*record, *drain_timeout, release_on_deadline);
+  } else if (release_on_deadline) {
+    impl.SetDrainDeadline(*record, impl.PolicyOf(key.model).drain_timeout, true);
   }
   return id;
 }

@@ -73,6 +73,7 @@ void ModelManager::Impl::CancelWork() {
       absl::UnavailableError("the daemon is stopping (connect again when it is back)");
   while (!pending_acquires.empty()) TakePending(pending_acquires.begin()->first).done(why);
   waiting_for_room.clear();
+  if (room_timer != 0) deps.loop.CancelTimer(std::exchange(room_timer, 0));
   for (auto& [key, record] : versions) {
     if (record.cancel != nullptr) record.cancel->Cancel();
     if (record.reload != nullptr) record.reload->Cancel();
@@ -152,7 +153,7 @@ VersionFacts ModelManager::Impl::FactsOf(const VersionRecord& record) const {
   facts.holds = record.holds;
   facts.awaited = !record.waiters.empty();
   facts.reloading = record.reload != nullptr;
-  facts.unload_asked = record.unload != 0;
+  facts.unload_asked = record.unload != 0 || record.leaves_for != 0;
   return facts;
 }
 
@@ -356,12 +357,6 @@ absl::StatusOr<VersionSnapshot> ModelManager::Version(const VersionKey& key) con
 absl::StatusOr<VersionKey> ModelManager::Resolve(const std::string& model,
                                                  const std::string& label) const {
   return impl_->ResolveRef({model, label.empty() ? kDefaultLabel : label, 0, Digest{}});
-}
-
-std::vector<Lease> ModelManager::Leases() const {
-  std::vector<Lease> list;
-  for (const auto& [id, lease] : impl_->leases.leases()) list.push_back(lease);
-  return list;
 }
 
 std::vector<Session> ModelManager::Sessions() const {

@@ -80,15 +80,30 @@ struct SwapPlanRow {
   uint64_t from = 0;
   uint64_t to = 0;
   std::string to_phase;
-  uint64_t need_bytes = 0;  // To be booked: what is not resident yet, in it or another version.
+  uint64_t need_bytes = 0;    // To be booked: what is not resident yet, in it or another version.
+  uint64_t shared_bytes = 0;  // Resident already, or of a row above.
+  bool old_leaves_first = false;
 };
 struct SwapPlan {
+  struct Pool {
+    std::string name;
+    bool decides = true;  // False: what does not fit is only not locked.
+    uint64_t need_bytes = 0;
+    uint64_t limit_bytes = 0;  // UINT64_MAX: none.
+    uint64_t free_bytes = 0;   // UINT64_MAX: no limit.
+    uint64_t comes_bytes = 0;  // Given back by what leaves or is evicted.
+    uint64_t peak_bytes = 0;
+    bool fits = true;
+  };
   std::vector<SwapPlanRow> rows;
-  uint64_t need_bytes = 0;
-  uint64_t free_bytes = 0;  // In the host budget; UINT64_MAX = no limit.
-  // In what is free or held by idle versions only; with memlock = "required" the memlock budget,
-  // too.
+  uint64_t need_bytes = 0;  // Of the host budget.
+  uint64_t free_bytes = 0;  // In it; UINT64_MAX = no limit.
+  std::vector<Pool> pools;
+  std::vector<VersionKey> evict;
+  std::string strategy;  // "availability" or "resource": what a swap would do now.
+  bool waits = false;    // For versions that are leaving already.
   bool fits = true;
+  absl::Status refused;  // What the swap would be told; OK when it fits.
 };
 
 struct PublishRequest {
@@ -134,8 +149,9 @@ using UploadTicket = std::array<uint8_t, 16>;
 
 struct ManagerOptions {
   MemlockPolicy memlock = MemlockPolicy::kBestEffort;
-  std::map<std::string, ModelPolicy> model_policies;  // [[models]] of the configuration.
-  absl::Duration default_drain_timeout = absl::InfiniteDuration();
+  std::map<std::string, ModelPolicy> model_policies;     // [[models]] of the configuration.
+  uint64_t max_leases_per_uid = 4096;                    // Whoever it is.
+  absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   absl::Duration health_interval = absl::Seconds(2);
   std::string file_protection = "file_mode";
   uint32_t own_uid = 0;  // For per-model read_groups.
@@ -212,8 +228,9 @@ class ModelManager {
   // A transport tells how long an attach took, for the metrics.
   void ReportAttach(const std::string& model, const std::string& transport, absl::Duration took,
                     const absl::Status& status);
-  // An attempt that access rules refused.
-  void ReportRefused(const Peer& peer, const std::string& what);
+  // An attempt that access rules or a share refused.
+  void ReportRefused(const Peer& peer, const std::string& what,
+                     RefusedFor why = RefusedFor::kNoRight);
 
   // --- Operators
   // -----------------------------------------------------------------------------------
@@ -222,7 +239,9 @@ class ModelManager {
   // here means that nothing was started. `by` is the caller's uid. A load of a SUSPECT version
   // loads it again beside the old bytes; a SUSPECT version is no target of a swap.
   absl::StatusOr<OperationId> Load(const VersionKey& key, uint32_t by);
-  absl::StatusOr<OperationId> Unload(const VersionKey& key, absl::Duration drain_timeout,
+  // Without a time-out the model's drain_timeout and on_drain_deadline hold.
+  absl::StatusOr<OperationId> Unload(const VersionKey& key,
+                                     std::optional<absl::Duration> drain_timeout,
                                      bool release_on_deadline, uint32_t by);
   absl::StatusOr<OperationId> Swap(const SwapRequest& request, uint32_t by);
   absl::StatusOr<SwapPlan> PlanSwap(const SwapRequest& request);

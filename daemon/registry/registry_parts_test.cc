@@ -60,24 +60,6 @@ TEST(IfCurrent, ComparesWithWhatIsThereAndNamesIt) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("m:stable is at 3"));
 }
 
-TEST(Eviction, TakesTheLeastRecentlyUsedThatNobodyNeeds) {
-  const auto at = [](int seconds) { return absl::FromUnixSeconds(seconds); };
-  VersionFacts idle;
-  idle.phase = Phase::kReady;
-  idle.resident = true;
-  std::vector<EvictionCandidate> candidates;
-  for (uint64_t version = 1; version <= 6; ++version) {
-    candidates.push_back({{"a", version}, idle, at(static_cast<int>(version))});
-  }
-  candidates[0].facts.labels = 1;
-  candidates[1].facts.leases = 1;
-  candidates[2].facts.phase = Phase::kLoading;
-  candidates[3].facts.holds = 1;
-  std::swap(candidates[4], candidates[5]);
-  EXPECT_EQ(ChooseEviction(candidates), (VersionKey{"a", 5}));
-  EXPECT_EQ(ChooseEviction(std::span(candidates).first(4)), std::nullopt);
-}
-
 TEST(NearestName, SuggestsAMisspellingAndNothingFarFetched) {
   const std::vector<std::string> names = {"planner", "detector"};
   EXPECT_EQ(NearestName("planer", names), "planner");

@@ -110,6 +110,8 @@ struct OperationResult {
   std::vector<LabelChange> changes;  // swap, rollback
   absl::Duration load;               // load, swap: the longest of its loads.
   absl::Duration flip;               // swap
+  std::string strategy;              // swap: "availability" or "resource".
+  absl::Duration gap;                // swap: how long nothing served; 0: something always did.
   uint64_t draining_leases = 0;      // swap: leases on the versions that lost a label.
   std::string digest;                // publish
   uint64_t bytes = 0;                // publish, load, verify

@@ -55,16 +55,6 @@ absl::Status CheckIfCurrent(const std::string& model, const std::string& label,
       " as --if-current asks (look at `modelctl versions ", model, "` and decide again)"));
 }
 
-std::optional<VersionKey> ChooseEviction(std::span<const EvictionCandidate> candidates) {
-  const EvictionCandidate* best = nullptr;
-  for (const EvictionCandidate& candidate : candidates) {
-    if (!MayEvict(candidate.facts)) continue;
-    if (best == nullptr || candidate.last_used < best->last_used) best = &candidate;
-  }
-  if (best == nullptr) return std::nullopt;
-  return best->key;
-}
-
 std::optional<std::string> NearestName(const std::string& wanted,
                                        std::span<const std::string> names) {
   constexpr size_t kMostNames = 128;  // A suggestion is not worth more work than this.

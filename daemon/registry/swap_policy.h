@@ -25,14 +25,6 @@ LoadFailure ClassifyLoadFailure(const absl::Status& status, int sys_errno);
 absl::Status CheckIfCurrent(const std::string& model, const std::string& label,
                             std::optional<uint64_t> if_current, uint64_t current);
 
-struct EvictionCandidate {
-  VersionKey key;
-  VersionFacts facts;
-  absl::Time last_used;
-};
-// The least recently used version that MayEvict lets go, or nothing.
-std::optional<VersionKey> ChooseEviction(std::span<const EvictionCandidate> candidates);
-
 // The name of `names` that a person most likely meant by `wanted`, or nothing: at most two edits
 // away.
 std::optional<std::string> NearestName(const std::string& wanted,

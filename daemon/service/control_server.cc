@@ -8,6 +8,7 @@
 #include <grpcpp/server_posix.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
@@ -20,13 +21,20 @@ namespace {
 constexpr int kMostReceivedBytes = 2 << 20;  // A chunk, or the announcement of a big publish.
 constexpr size_t kMostBufferedBytes = size_t{64} << 20;
 
+ConnectionTable::Limits TableLimits(size_t most_of_uid) {
+  ConnectionTable::Limits limits = ConnectionTable::LimitsFor(sysconf(_SC_OPEN_MAX));
+  limits.most_of_uid = std::min(limits.most_of_uid, most_of_uid);
+  limits.most_of_stranger = std::min(limits.most_of_stranger, most_of_uid);
+  return limits;
+}
+
 }  // namespace
 
 ControlServer::ControlServer(Deps deps, ServerInfo info, Interceptors interceptors,
-                             CallGuard::Options call_options)
+                             CallGuard::Options call_options, size_t most_connections_of_uid)
     : deps_(deps),
       info_(std::move(info)),
-      connections_(deps.clock, ConnectionTable::LimitsFor(sysconf(_SC_OPEN_MAX))),
+      connections_(deps.clock, TableLimits(most_connections_of_uid)),
       calls_(deps.loop, deps.clock, call_options),
       service_({deps.manager, deps.loop, deps.clock, deps.access, deps.publisher, connections_,
                 calls_, deps.watcher, info_}),
@@ -82,7 +90,8 @@ void ControlServer::AddConnection(const UniqueFd& socket, const Peer& peer) {
     admitted = connections_.Admit(*std::move(own), peer, standing);
   }
   if (!admitted.ok()) {
-    deps_.manager.ReportRefused(peer, absl::StrCat("connect: ", admitted.status().message()));
+    deps_.manager.ReportRefused(peer, absl::StrCat("connect: ", admitted.status().message()),
+                                RefusedFor::kConnections);
     return;
   }
   served_ = true;

@@ -46,7 +46,7 @@ class ControlServer {
       std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>;
 
   ControlServer(Deps deps, ServerInfo info, Interceptors interceptors,
-                CallGuard::Options call_options = {});
+                CallGuard::Options call_options = {}, size_t most_connections_of_uid = SIZE_MAX);
   ~ControlServer();  // Shutdown(0), if it was not.
   ControlServer(const ControlServer&) = delete;
 

@@ -37,7 +37,7 @@ class NoPage : public LabelPublisher {
 
 class Refusals : public Observer {
  public:
-  void OnRefused(const Peer& peer, const std::string& what) override {
+  void OnRefused(const Peer& peer, const std::string& what, RefusedFor) override {
     seen.push_back(absl::StrCat(what, " by ", peer.uid));
   }
   std::vector<std::string> seen;  // Control thread.

@@ -47,6 +47,11 @@ absl::StatusOr<Peer> ControlService::Admit(const grpc::ServerContextBase& contex
   }
   if (stopping_) return absl::UnavailableError("the daemon is stopping");
   if (auto status = deps_.calls.Enter(context, kind, *peer, may_command); !status.ok()) {
+    if (absl::IsResourceExhausted(status)) {
+      deps_.loop.Post([&manager = deps_.manager, peer = *peer, what = std::string(verb)] {
+        manager.ReportRefused(peer, what, RefusedFor::kCalls);
+      });
+    }
     return absl::Status(status.code(), absl::StrCat(verb, ": ", status.message()));
   }
   return *std::move(peer);

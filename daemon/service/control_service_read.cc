@@ -204,11 +204,10 @@ grpc::Status ControlService::WatchOperation(grpc::ServerContext* context,
 
 namespace {
 
-// One moment's leases, with what a reader wants beside each.
+// One moment's leases, and who holds them.
 struct LeaseView {
   std::vector<Lease> leases;
   std::map<SessionId, Session> sessions;
-  std::map<VersionKey, bool> labelled;
 };
 
 LeaseView LookAtLeases(const ModelManager& manager, const Peer& peer) {
@@ -220,18 +219,12 @@ LeaseView LookAtLeases(const ModelManager& manager, const Peer& peer) {
     const SessionId id = session.id;
     view.sessions.emplace(id, std::move(session));
   }
-  for (const Lease& lease : view.leases) {
-    if (view.labelled.contains(lease.key)) continue;
-    const auto version = manager.Version(lease.key);
-    view.labelled[lease.key] = version.ok() && !version->labels.empty();
-  }
   return view;
 }
 
 v1::Lease Describe(const LeaseView& view, const Lease& lease) {
   const auto session = view.sessions.find(lease.session);
-  return ToProto(lease, session == view.sessions.end() ? nullptr : &session->second,
-                 !view.labelled.at(lease.key));
+  return ToProto(lease, session == view.sessions.end() ? nullptr : &session->second);
 }
 
 }  // namespace
@@ -264,7 +257,7 @@ grpc::Status ControlService::ListLeases(grpc::ServerContext* context,
   const LeaseView view = RunAndWait(deps_.loop, [&] { return LookAtLeases(deps_.manager, *peer); });
   for (const Lease& lease : view.leases) {
     if (!request->model().empty() && lease.key.model != request->model()) continue;
-    if (request->stale_only() && view.labelled.at(lease.key)) continue;
+    if (request->stale_only() && !lease.stale_for.has_value()) continue;
     *response->add_leases() = Describe(view, lease);
   }
   return grpc::Status::OK;

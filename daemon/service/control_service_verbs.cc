@@ -83,7 +83,7 @@ grpc::Status ControlService::Unload(grpc::ServerContext* context, const v1::Unlo
         if (auto status = CheckVersion(request->model(), request->version()); !status.ok()) {
           return status;
         }
-        absl::Duration timeout = absl::InfiniteDuration();
+        std::optional<absl::Duration> timeout;
         if (request->has_drain_timeout()) {
           auto given = FromProto(request->drain_timeout());
           if (!given.ok()) return given.status();
@@ -245,9 +245,7 @@ grpc::Status ControlService::EvictLease(grpc::ServerContext* context,
       const auto session = std::find_if(sessions.begin(), sessions.end(), [&](const Session& one) {
         return one.id == lease->session;
       });
-      const auto version = deps_.manager.Version(lease->key);
-      described = ToProto(*lease, session == sessions.end() ? nullptr : &*session,
-                          !version.ok() || version->labels.empty());
+      described = ToProto(*lease, session == sessions.end() ? nullptr : &*session);
     }
     if (auto status = deps_.manager.Evict(request->lease()); !status.ok()) return status;
     return described;

@@ -5,6 +5,7 @@
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/platform/errno_status.h"
+#include "daemon/region/memory_budget.h"
 #include "daemon/registry/operation_log.h"
 #include "modelhost/v1/error_info.pb.h"
 
@@ -62,6 +63,16 @@ std::string SafeText(absl::string_view text, size_t most_bytes) {
   return out;
 }
 
+ErrorMetadata RefusalMetadata(const absl::Status& status) {
+  const auto refusal = BudgetRefusalOf(status);
+  if (!refusal.has_value()) return {};
+  return {{"pool", refusal->pool},
+          {"need", absl::StrCat(refusal->need_bytes)},
+          {"have", absl::StrCat(refusal->have_bytes)},
+          {"limit", absl::StrCat(refusal->limit_bytes)},
+          {"holders", refusal->holders}};
+}
+
 absl::Status WithReason(absl::Status status, absl::string_view reason) {
   if (!status.ok()) status.SetPayload(kReasonPayload, absl::Cord(reason));
   return status;
@@ -73,6 +84,12 @@ v1::ErrorInfo ErrorInfoOf(const absl::Status& status, const ErrorMetadata& metad
   info.set_domain(kErrorDomain);
   for (const auto& [key, value] : metadata) {
     if (!value.empty()) (*info.mutable_metadata())[key] = SafeText(value, kMostMetadataBytes);
+  }
+  // Who holds the rest is often more than one line; the text has it too.
+  constexpr size_t kMostHoldersBytes = 512;
+  for (const auto& [key, value] : RefusalMetadata(status)) {
+    (*info.mutable_metadata())[key] =
+        SafeText(value, key == "holders" ? kMostHoldersBytes : kMostMetadataBytes);
   }
   if (const int sys_errno = ErrnoOf(status); sys_errno != 0) {
     (*info.mutable_metadata())["errno"] = absl::StrCat(sys_errno);

@@ -27,6 +27,8 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metad
 // What rides along with an error: its reason, `metadata`, and the errno or the successor (of an
 // operation that another took the place of) that it carries.
 v1::ErrorInfo ErrorInfoOf(const absl::Status& status, const ErrorMetadata& metadata);
+// need, have, limit (bytes), pool and holders of what a budget refused; else empty.
+ErrorMetadata RefusalMetadata(const absl::Status& status);
 
 // Gives an error a reason of its own, UPPER_SNAKE_CASE.
 absl::Status WithReason(absl::Status status, absl::string_view reason);

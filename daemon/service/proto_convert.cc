@@ -57,6 +57,8 @@ void ToProto(const OperationResult& result, v1::OperationResult* out) {
   out->set_linked_bytes(result.linked_bytes);
   out->set_removed_versions(result.removed);
   out->set_freed_bytes(result.freed_bytes);
+  out->set_strategy(result.strategy);
+  if (result.gap > absl::ZeroDuration()) modelhost::ToProto(result.gap, out->mutable_gap());
 }
 
 }  // namespace
@@ -260,6 +262,16 @@ v1::LabelChange ToProto(const LabelChange& change) {
   return out;
 }
 
+v1::Failure FailureOf(const absl::Status& status) {
+  v1::Failure failure;
+  failure.set_code(static_cast<int32_t>(status.code()));
+  failure.set_message(SafeText(status.message()));
+  const v1::ErrorInfo info = ErrorInfoOf(status, {});
+  failure.set_reason(info.reason());
+  *failure.mutable_metadata() = info.metadata();
+  return failure;
+}
+
 v1::Operation ToProto(const OperationSnapshot& operation) {
   v1::Operation out;
   out.set_id(OperationName(operation.id));
@@ -279,13 +291,7 @@ v1::Operation ToProto(const OperationSnapshot& operation) {
   if (IsSet(operation.next_try)) ToProto(operation.next_try, out.mutable_next_try());
   if (!operation.finished_state()) return out;
   if (IsSet(operation.finished)) ToProto(operation.finished, out.mutable_finished());
-  if (!operation.status.ok()) {
-    out.mutable_failure()->set_code(static_cast<int32_t>(operation.status.code()));
-    out.mutable_failure()->set_message(SafeText(operation.status.message()));
-    const v1::ErrorInfo info = ErrorInfoOf(operation.status, {});
-    out.mutable_failure()->set_reason(info.reason());
-    *out.mutable_failure()->mutable_metadata() = info.metadata();
-  }
+  if (!operation.status.ok()) *out.mutable_failure() = FailureOf(operation.status);
   if (operation.successor != 0) {
     out.set_successor(OperationName(operation.successor));
     (*out.mutable_failure()->mutable_metadata())["successor"] = out.successor();
@@ -304,7 +310,32 @@ v1::SwapPlan ToProto(const SwapPlan& plan) {
     added->set_to(row.to);
     added->set_to_phase(row.to_phase);
     added->set_need_bytes(row.need_bytes);
+    added->set_shared_bytes(row.shared_bytes);
+    added->set_old_leaves_first(row.old_leaves_first);
+    if (row.old_leaves_first) out.set_downtime(true);
   }
+  for (const SwapPlan::Pool& pool : plan.pools) {
+    v1::PoolPlan* added = out.add_pools();
+    added->set_name(pool.name);
+    added->set_decides(pool.decides);
+    added->set_need_bytes(pool.need_bytes);
+    added->set_unlimited(pool.limit_bytes == UINT64_MAX);
+    if (!added->unlimited()) {
+      added->set_limit_bytes(pool.limit_bytes);
+      added->set_free_bytes(pool.free_bytes);
+    }
+    added->set_comes_bytes(pool.comes_bytes);
+    added->set_peak_bytes(pool.peak_bytes);
+    added->set_fits(pool.fits);
+  }
+  for (const VersionKey& key : plan.evict) {
+    v1::SwapTarget* added = out.add_evict();
+    added->set_model(key.model);
+    added->set_version(key.version);
+  }
+  out.set_strategy(plan.strategy);
+  out.set_waits(plan.waits);
+  if (!plan.refused.ok()) *out.mutable_refused() = FailureOf(plan.refused);
   out.set_need_bytes(plan.need_bytes);
   out.set_unlimited(plan.free_bytes == UINT64_MAX);
   if (!out.unlimited()) out.set_free_bytes(plan.free_bytes);
@@ -312,7 +343,7 @@ v1::SwapPlan ToProto(const SwapPlan& plan) {
   return out;
 }
 
-v1::Lease ToProto(const Lease& lease, const Session* session, bool stale) {
+v1::Lease ToProto(const Lease& lease, const Session* session) {
   v1::Lease out;
   out.set_id(lease.id);
   out.set_session(lease.session);
@@ -326,7 +357,9 @@ v1::Lease ToProto(const Lease& lease, const Session* session, bool stale) {
     out.set_uid(session->peer.uid);
     out.set_comm(SafeText(session->peer.comm));
   }
-  out.set_stale(stale);
+  out.set_stale(lease.stale_for.has_value());
+  if (lease.stale_for.has_value()) ToProto(*lease.stale_for, out.mutable_stale_for());
+  out.set_released(lease.released);
   return out;
 }
 

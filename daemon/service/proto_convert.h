@@ -40,8 +40,10 @@ v1::DeletePlan ToProto(const DeletePlan& plan);
 v1::GarbagePlan ToProto(const GarbagePlan& plan);
 // Without sequence, epoch and losses, which only a stream of events has.
 void ToProto(const EventRecord& event, v1::Event* out);
-// `session` may be null: the lease then has no process. `stale`: no label names its version.
-v1::Lease ToProto(const Lease& lease, const Session* session, bool stale);
+// Of an error: the code, the text, and the numbers of a refusal.
+v1::Failure FailureOf(const absl::Status& status);
+// `session` may be null: the lease then has no process.
+v1::Lease ToProto(const Lease& lease, const Session* session);
 // Without its leases.
 v1::ClientInfo ToProto(const Session& session);
 // Without what only the server knows (version, addresses, pid).

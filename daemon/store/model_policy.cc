@@ -43,12 +43,12 @@ absl::Status ReadDevice(const TomlField& field, ModelPolicy& policy) {
                            : "expected \"none\", \"all\", \"GPU-uuid\" or a table");
 }
 
-absl::Status ReadKeepPrevious(const TomlField& field, ModelPolicy& policy) {
+absl::Status ReadDuration(const TomlField& field, std::optional<absl::Duration>& into) {
   auto text = field.String();
   if (!text.ok()) return text.status();
   auto duration = ParseDuration(*text);
   if (!duration.ok()) return field.Error(duration.status().message());
-  policy.keep_previous = *duration;
+  into = *duration;
   return absl::OkStatus();
 }
 
@@ -124,7 +124,7 @@ absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy) 
   } else if (key == "required") {
     read = Put(field.Boolean(), policy.required);
   } else if (key == "keep_previous") {
-    read = ReadKeepPrevious(field, policy);
+    read = ReadDuration(field, policy.keep_previous);
   } else if (key == "keep_on_disk") {
     read = ReadKeepOnDisk(field, policy);
   } else if (key == "requires_files") {
@@ -133,6 +133,8 @@ absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy) 
     read = Put(field.Strings(), policy.read_groups);
   } else if (key == "on_drain_deadline") {
     read = ReadOnDrainDeadline(field, policy);
+  } else if (key == "drain_timeout") {
+    read = ReadDuration(field, policy.drain_timeout);
   } else {
     return false;
   }
@@ -170,6 +172,7 @@ EffectivePolicy Resolve(const ModelPolicy& base, const ModelPolicy& over) {
   pick(base.requires_files, over.requires_files, policy.requires_files);
   pick(base.read_groups, over.read_groups, policy.read_groups);
   pick(base.on_drain_deadline, over.on_drain_deadline, policy.on_drain_deadline);
+  pick(base.drain_timeout, over.drain_timeout, policy.drain_timeout);
   return policy;
 }
 

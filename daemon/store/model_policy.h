@@ -29,6 +29,7 @@ struct ModelPolicy {
   std::optional<std::vector<std::string>> requires_files;
   std::optional<std::vector<std::string>> read_groups;
   std::optional<std::string> on_drain_deadline;
+  std::optional<absl::Duration> drain_timeout;
 };
 
 struct EffectivePolicy {
@@ -40,6 +41,7 @@ struct EffectivePolicy {
   std::vector<std::string> requires_files;
   std::optional<std::vector<std::string>> read_groups;  // Unset: those of [access].
   std::string on_drain_deadline = "wait";
+  absl::Duration drain_timeout = absl::Minutes(5);
 };
 
 // `over` wins where it is set.

@@ -9,7 +9,7 @@ namespace modelhost {
 
 inline constexpr char kPolicyKeys[] =
     "residency, huge_pages, device, required, keep_previous, keep_on_disk, requires_files, "
-    "read_groups, on_drain_deadline";
+    "read_groups, on_drain_deadline, drain_timeout";
 
 // Sets what `field` is about. False: no key of a policy.
 absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy);

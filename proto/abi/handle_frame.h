@@ -163,6 +163,7 @@ enum class EventKind : uint32_t {
   kDraining = 2,    // lease_id: the version is on its way out; move on when you can.
   kLookAtPage = 3,  // Events were dropped because the reader was slow: read the page.
   kClosing = 4,     // The daemon stops; mappings stay good.
+  kEvicted = 5,     // lease_id: an operator ended the lease; its mappings stay good.
 };
 
 struct Event {
