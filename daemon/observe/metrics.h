@@ -58,6 +58,8 @@ class Metrics final : public Observer {
                         const absl::Status& status) override;
   void OnRefused(const Peer& peer, const std::string& what) override;
   void OnInvalidTransition(const VersionKey& key, Phase from, Phase to) override;
+  void OnRestart(const RestartSnapshot& restart) override;
+  void OnRestored(const VersionKey& key, RestoreOutcome outcome) override;
 
  private:
   template <typename Metric>
@@ -87,6 +89,7 @@ class Metrics final : public Observer {
   Family<Counter>& integrity_checks_;
   Family<Counter>& refused_;
   Counter& invalid_transitions_;
+  Family<Counter>& restores_;
   Family<Histogram>& rpc_duration_;
   Family<Gauge>& rpc_in_flight_;
 

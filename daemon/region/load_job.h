@@ -37,6 +37,7 @@ class LoadJob {
     bool mine = false;  // Claimed, to be made here.
     bool verify = false;
     bool want_lock = false;
+    bool restored = false;  // Its memory came back from the fd store, and stands for the file.
     HostTier tier = HostTier::kNone;
     Reservation host;
     Reservation memlock;
@@ -74,11 +75,16 @@ class LoadJob {
   absl::Status BookMemlock();
   absl::Status Map();
   absl::Status MapFile(Slot& slot);
+  // True when the fd store had the memory of a sealed slot.
+  absl::StatusOr<bool> MapRestored(Slot& slot);
   absl::Status RunPass();
   absl::Status Pin();
   absl::Status LockSlot(Slot& slot, std::span<const std::byte> bytes, uint64_t done_before);
   void Finish();
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Index();
+  // The index and what goes with it: from the fd store, or else parsed and laid out.
+  bool AdoptIndex(ResidentVersion& version);
+  absl::Status MakeIndex(ResidentVersion& version);
 
   const ManifestFile& FileOf(const Slot& slot) const;
   const UniqueFd& FdOf(const Slot& slot) const { return opened_.files[slot.file]; }

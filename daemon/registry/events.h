@@ -51,6 +51,10 @@ class Observer {
   virtual void OnRefused(const Peer& /*peer*/, const std::string& /*what*/) {}
   virtual void OnReady(bool /*ready*/) {}
   virtual void OnInvalidTransition(const VersionKey& /*key*/, Phase /*from*/, Phase /*to*/) {}
+  // Once at the start, when something came back from the fd store.
+  virtual void OnRestart(const RestartSnapshot& /*restart*/) {}
+  // For each version that was resident before the restart.
+  virtual void OnRestored(const VersionKey& /*key*/, RestoreOutcome /*outcome*/) {}
   virtual void OnScan(uint64_t /*staged*/, uint64_t /*invalid*/) {}
 };
 

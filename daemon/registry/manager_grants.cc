@@ -156,9 +156,10 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
       grant.slot = deps.labels.SlotOf(ref.model, ref.label);
     }
     grant.resident = record.resident;
+    // A declared lease says under which label it was asked for, for people to see.
     const std::string transport =
         PolicyOf(ref.model).residency == Residency::kSealed ? "host_memfd" : "host_file";
-    grant.lease = leases.Grant(session, record.key, grant.label, transport, deps.clock.Wall());
+    grant.lease = leases.Grant(session, record.key, ref.label, transport, deps.clock.Wall());
     const Lease lease = *leases.Find(session, grant.lease);
     Tell([&](Observer& observer) { observer.OnLease(lease, LeaseChange::kGranted); });
     grants.push_back(std::move(grant));
@@ -181,6 +182,7 @@ void ModelManager::AcquireOrWait(SessionId session, std::vector<AcquireRef> refs
   }
   const auto holder = impl.leases.sessions().find(session);
   if (holder == impl.leases.sessions().end()) return done(std::move(grants));
+  if (wait_for == WaitFor::kKnownVersions) impl.LoadDeclared(session, refs);
   const uint32_t uid = holder->second.peer.uid;
   size_t& of_session = impl.pending_by_session[session];
   size_t& of_uid = impl.pending_by_uid[uid];
@@ -246,6 +248,12 @@ void ModelManager::Impl::RetryAfterScan() {
     if (pending.wait_for == WaitFor::kKnownVersions) ids.push_back(id);
   }
   Retry(ids);
+  for (const uint64_t id : ids) {
+    const auto it = pending_acquires.find(id);
+    // Copied: a load that fails at once may answer it.
+    if (it != pending_acquires.end())
+      LoadDeclared(it->second.session, std::vector(it->second.refs));
+  }
 }
 
 void ModelManager::Impl::Retry(const std::vector<uint64_t>& ids) {

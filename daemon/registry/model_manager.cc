@@ -42,6 +42,7 @@ void ModelManager::Start() {
         impl->Book(key.model);
         impl->EnsureReady(key, {0, [impl](const absl::Status&) { impl->UpdateReady(); }});
       }
+      impl->LoadRestored();
       impl->UpdateReady();
     });
     impl->ScheduleHealthCheck();
@@ -307,6 +308,7 @@ StatusSnapshot ModelManager::Status() const {
   status.leases = impl.leases.leases().size();
   status.models = impl.models.size();
   status.invalid_transitions = impl.invalid_transitions;
+  status.restart = impl.SnapshotRestart();
   return status;
 }
 

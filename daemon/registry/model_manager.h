@@ -110,6 +110,8 @@ struct ManagerOptions {
   absl::Duration health_interval = absl::Seconds(2);
   std::string file_protection = "file_mode";
   uint32_t own_uid = 0;  // For per-model read_groups.
+  // After a start: what the last daemon had resident is kept this long for clients to come back.
+  absl::Duration restart_grace = absl::Seconds(30);
 };
 
 class ModelManager {
@@ -130,6 +132,8 @@ class ModelManager {
     const UniqueFd& state_dir;
     const AccessPolicy& access;
     Machine& machine;
+    Parking* parking = nullptr;  // Null, as the next: without an fd store.
+    RestoredMemory* restored = nullptr;
   };
 
   ModelManager(Deps deps, ManagerOptions options, LabelFile labels);
