@@ -355,6 +355,11 @@ absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketTy
 
 void App::Run() {
   impl_->loop->Run();
+  if (impl_->parking != nullptr && !impl_->parking->Settle(kStopTime)) {
+    impl_->logger.Write(LogLevel::kError,
+                        LogLine("stop_forced").Add("note", "systemd takes no messages"));
+    std::_Exit(EXIT_FAILURE);
+  }
   impl_->logger.Write(LogLevel::kInfo, LogLine("stopped"));
 }
 

@@ -234,14 +234,34 @@ absl::StatusOr<bool> LoadJob::MapRestored(Slot& slot) {
   }
   auto memory = loader_.restored_->TakeRegion(slot.key.content, bytes);
   if (!memory.has_value()) return false;
+  auto mapping = ReadOnlyMapping::MapSealed(memory->fd, bytes);
+  if (!mapping.ok()) return ToStatus(mapping.error(), PathOf(slot));
+  if (auto good = CheckRestored(slot, mapping->bytes()); !good.ok()) {
+    distrusted_ = std::string(good.message());
+    loader_.restored_->Distrust(distrusted_);
+    return false;
+  }
   slot.restored = true;
   opened_.files[slot.file] = std::move(memory->fd);
-  auto mapping = ReadOnlyMapping::MapSealed(FdOf(slot), bytes);
-  if (!mapping.ok()) return ToStatus(mapping.error(), PathOf(slot));
   slot.mapping = *std::move(mapping);
   os_.PreferLargePages(slot.mapping.bytes());
   report_.restored_bytes += bytes;
   return true;
+}
+
+// One chunk says whether these are the bytes at all; that they were good when they were sealed, and
+// are as they were, the seals say. All of a small file is one chunk.
+absl::Status LoadJob::CheckRestored(const Slot& slot, std::span<const std::byte> bytes) const {
+  const ManifestFile& file = FileOf(slot);
+  if (loader_.options_.verify != VerifyPolicy::kFull) return absl::OkStatus();
+  const auto now = static_cast<uint64_t>(absl::ToInt64Nanoseconds(loader_.clock_.Monotonic()));
+  const uint64_t number = now % file.chunks.size();  // Another one each time.
+  const uint64_t at = number * file.chunk_bytes;
+  const Digest found = Sha256(bytes.subspan(at, std::min(file.chunk_bytes, bytes.size() - at)));
+  if (found == file.chunks[number]) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      PathOf(slot), ": chunk ", number, " of the memory that the fd store kept has SHA-256 ",
+      found.Hex(), ", the manifest says ", file.chunks[number].Hex(), "; read from disk instead"));
 }
 
 absl::Status LoadJob::RunPass() {

@@ -77,6 +77,7 @@ class LoadJob {
   absl::Status MapFile(Slot& slot);
   // True when the fd store had the memory of a sealed slot.
   absl::StatusOr<bool> MapRestored(Slot& slot);
+  absl::Status CheckRestored(const Slot& slot, std::span<const std::byte> bytes) const;
   absl::Status RunPass();
   absl::Status Pin();
   absl::Status LockSlot(Slot& slot, std::span<const std::byte> bytes, uint64_t done_before);
@@ -105,7 +106,8 @@ class LoadJob {
   bool all_in_page_cache_ = true;
   uint64_t unlocked_bytes_ = 0;  // Wanted to be locked, and are not.
   std::string unlocked_why_;
-  std::string dir_;  // Of the version, for people.
+  std::string distrusted_;  // Why memory of the fd store was not taken.
+  std::string dir_;         // Of the version, for people.
   VersionFiles opened_;
   std::vector<RequiresSource> requirements_;
   std::vector<Slot> slots_;

@@ -35,6 +35,7 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Index() {
       if (!warning.empty()) report_.warnings.push_back(std::move(warning));
     }
   }
+  if (!distrusted_.empty()) report_.warnings.push_back(distrusted_);
   if (unlocked_bytes_ > 0) {
     report_.warnings.push_back(absl::StrCat(IecBytes(unlocked_bytes_), " of ", name_,
                                             " are not locked in memory: ", unlocked_why_));

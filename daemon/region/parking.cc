@@ -73,6 +73,7 @@ std::shared_ptr<const void> Parking::Park(const ResidentVersion& version,
   };
   const auto told = std::make_shared<Told>();
   uint64_t number = 0;
+  absl::Duration patience = options_.patience;
   absl::Status left_out = index.ok() ? absl::OkStatus() : ToStatus(index.error(), "the index");
   {
     absl::MutexLock lock(&mutex_);
@@ -102,14 +103,20 @@ std::shared_ptr<const void> Parking::Park(const ResidentVersion& version,
       number = next_entry_++;
       entries_.emplace(number, std::move(entry));
       ++changes_;
+      ++waiting_;
+      if (hangs_) patience = absl::ZeroDuration();
       thread_.Post([this, told, batch = std::move(batch)] {
         told->status = Tell(batch);
         told->done.Notify();
+        absl::MutexLock lock(&mutex_);
+        if (--waiting_ == 0) hangs_ = false;
       });
     }
   }
   if (number != 0) {
-    if (!told->done.WaitForNotificationWithTimeout(options_.patience)) {
+    if (!told->done.WaitForNotificationWithTimeout(patience)) {
+      absl::MutexLock lock(&mutex_);
+      hangs_ = waiting_ > 0;
       left_out = absl::DeadlineExceededError(absl::StrCat("systemd took no descriptors within ",
                                                           absl::FormatDuration(options_.patience)));
     } else if (left_out.ok()) {
@@ -209,6 +216,12 @@ absl::Status Parking::WriteRecord() {
   auto written = ReplaceUnsynced(os_, state_dir_, kParkedName, SerializeParkedRecord(record));
   if (written.ok()) written_changes_ = changes;
   return written;
+}
+
+bool Parking::Settle(absl::Duration patience) {
+  const auto done = std::make_shared<absl::Notification>();
+  thread_.Post([done] { done->Notify(); });
+  return done->WaitForNotificationWithTimeout(patience);
 }
 
 void Parking::Leave() {

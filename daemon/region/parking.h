@@ -3,7 +3,8 @@
 //
 // A version is in the store for as long as the token of Park lives; a region that several versions
 // share is there once. Everything is told to the store and written down by one thread of this
-// object, in order: a store that hangs costs a load kPatience and nothing more. Names are never
+// object, in order: a store that hangs costs one load `patience`, and the others nothing until it
+// goes on. Names are never
 // used twice, so a record can not be mistaken for another's.
 //
 // The store has room for `most` descriptors. When it is full, what comes is not parked: first come
@@ -49,6 +50,9 @@ class Parking {
   std::shared_ptr<const void> Park(const ResidentVersion& version,
                                    const std::vector<std::string>& warnings, std::string& warning);
 
+  // Until everything so far was told to the store. False: it hangs, and so would the destructor.
+  bool Settle(absl::Duration patience);
+
   // From now on everything stays in the store, whatever is freed: the daemon ends.
   void Leave();
 
@@ -93,6 +97,8 @@ class Parking {
   uint64_t next_name_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t next_entry_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t parked_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // Batches that the store has not taken yet.
+  bool hangs_ ABSL_GUARDED_BY(mutex_) = false;    // A load has waited in vain for one of them.
   std::map<InodeKey, SharedRegion> regions_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   uint64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;

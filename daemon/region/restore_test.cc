@@ -77,6 +77,18 @@ class RestoreTest : public LoaderTest {
   NamedFd& Of(std::vector<NamedFd>& fds, const std::string& name) {
     return *std::ranges::find(fds, name, &NamedFd::name);
   }
+  // The record says that the first region is `fd`, and that is what comes back.
+  void Forge(std::vector<NamedFd>& stored, UniqueFd fd) {
+    const FileInfo info = *os_.Stat(fd);
+    Of(stored, "mh-1-1").fd = std::move(fd);
+    ParkedRecord record =
+        *ParseParkedRecord(*ReadSmallFileAt(os_, state_dir_, kParkedName, 1 << 20));
+    const auto region = std::ranges::find(
+        record.regions, "mh-1-1", [](const ParkedRegion& each) { return each.memory.name; });
+    region->memory = {"mh-1-1", info.device, info.inode, info.bytes};
+    ASSERT_TRUE(
+        ReplaceFileAt(os_, state_dir_, kParkedName, 0600, SerializeParkedRecord(record)).ok());
+  }
   // A restart with something wrong: all is loaded from disk, and `why` is told.
   void ExpectAllFromDisk(std::vector<NamedFd> stored, const std::string& why) {
     Boot(std::move(stored));
@@ -229,20 +241,30 @@ TEST_F(RestoreTest, AnIndexWithOtherBytesIsRefused) {
 TEST_F(RestoreTest, MemoryThatCanStillBeWrittenIsRefused) {
   Resident();
   auto stored = End();
-  // The very inode that the record names, but without the seals.
   auto open_memory = WritableRegion::Create("open", kBytes, HugePages::kOff);
-  Of(stored, "mh-1-1").fd = *open_memory->fd().Duplicate();
-  const FileInfo info = *os_.Stat(open_memory->fd());
-  ParkedRecord record = *ParseParkedRecord(*ReadSmallFileAt(os_, state_dir_, kParkedName, 1 << 20));
-  for (ParkedRegion& region : record.regions) {
-    if (region.memory.name != "mh-1-1") continue;
-    region.memory.device = info.device;
-    region.memory.inode = info.inode;
-    region.memory.bytes = kBytes;
-  }
-  ASSERT_TRUE(
-      ReplaceFileAt(os_, state_dir_, kParkedName, 0600, SerializeParkedRecord(record)).ok());
+  Forge(stored, *open_memory->fd().Duplicate());
   ExpectAllFromDisk(std::move(stored), "mh-1-1: ");
+}
+
+TEST_F(RestoreTest, SealedMemoryWithOtherBytesIsFoundByItsDigest) {
+  const uint64_t bytes = Resident().regions[0]->bytes();
+  MakeVersion(2, {{"a.safetensors", Weights(kBytes, 2)}});
+  Resident(2);
+  auto stored = End();
+  Forge(stored, Sealed(std::string(bytes, 'x')));
+  Boot(std::move(stored));
+  EXPECT_EQ(restored_->report().problem, "");  // Only its digest tells.
+  const ResidentVersion& version = Resident();
+  EXPECT_EQ(version.report.source, "warm");
+  EXPECT_GE(version.report.disk_bytes, bytes);
+  ASSERT_EQ(version.report.warnings.size(), 1U);
+  EXPECT_THAT(version.report.warnings[0], HasSubstr("of the memory that the fd store kept"));
+  const std::span<const std::byte> data = version.regions[0]->data();
+  EXPECT_EQ(std::string(reinterpret_cast<const char*>(data.data()), data.size()),
+            Weights(kBytes, 1));
+  // Who made one thing up may have made up more.
+  EXPECT_EQ(Resident(2).report.restored_bytes, 0U);
+  EXPECT_THAT(restored_->report().problem, HasSubstr("the manifest says"));
 }
 
 TEST_F(RestoreTest, TwoDescriptorsOfOneNameAreRefused) {
@@ -347,7 +369,9 @@ TEST_F(RestoreTest, AStoreThatHangsCostsALoadItsPatienceOnly) {
   const ResidentVersion& version = Resident();
   ASSERT_EQ(version.report.warnings.size(), 1U);
   EXPECT_THAT(version.report.warnings[0], HasSubstr("took no descriptors"));
+  EXPECT_FALSE(parking_->Settle(absl::Milliseconds(10)));
   go_on.Notify();
+  EXPECT_TRUE(parking_->Settle(absl::Seconds(20)));
   Restart();
   EXPECT_EQ(Resident().report.source, "restore");
 }

@@ -43,6 +43,7 @@ absl::Status CheckMemory(Os& os, const ParkedMemory& memory, const std::vector<U
 
 void RestoredMemory::Take(Os& os, FdStore& store, const UniqueFd& state_dir,
                           std::vector<NamedFd> stored) {
+  absl::MutexLock lock(&mutex_);  // For the compiler: nobody else is there yet.
   report_.received = stored.size();
   // First of all, and for unknown ones too.
   std::set<std::string> names;
@@ -91,7 +92,6 @@ void RestoredMemory::Sort(Os& os, const ParkedRecord& record, std::vector<NamedF
     return;
   }
 
-  absl::MutexLock lock(&mutex_);
   std::set<std::string> wanted;
   for (const ParkedVersion& version : record.versions) {
     bool complete = !version.index.has_value() || fds.contains(version.index->memory.name);
@@ -145,6 +145,19 @@ std::optional<RestoredIndex> RestoredMemory::TakeIndex(const IndexIdentity& want
     return index;
   }
   return std::nullopt;
+}
+
+RestoreReport RestoredMemory::report() const {
+  absl::MutexLock lock(&mutex_);
+  return report_;
+}
+
+void RestoredMemory::Distrust(const std::string& problem) {
+  {
+    absl::MutexLock lock(&mutex_);
+    report_.problem = problem;
+  }
+  (void)DropRest();
 }
 
 uint64_t RestoredMemory::DropRest() {

@@ -4,8 +4,9 @@
 // Take removes every name from the store before it looks at anything: a start that dies over what
 // came back finds nothing there the next time, and loads from disk. What is taken up must be the
 // very memory that the record (parked_record.h) speaks of: name, device and inode, exact size, all
-// seals, for an index also SHA-256 of its bytes. The seals, that can never be taken off, and the
-// inode stand for the digest of a region's bytes, which were verified when it was made.
+// seals, for an index also SHA-256 of its bytes. A region's bytes were verified when it was made,
+// and the seals, which can never be taken off, keep them as they were; the load that takes it
+// compares one chunk with the manifest all the same (LoadJob::MapRestored).
 //
 //   one thing that is not as recorded   somebody else was at work: all of it is dropped
 //   a descriptor that is missing        its version is dropped (a crash, or the store was full)
@@ -63,8 +64,7 @@ class RestoredMemory {
   // At the start, once, before any load. Blocking.
   void Take(Os& os, FdStore& store, const UniqueFd& state_dir, std::vector<NamedFd> stored);
 
-  // Good after Take; any thread.
-  const RestoreReport& report() const { return report_; }
+  RestoreReport report() const;
   // The versions of which something is offered: they were resident when the last daemon ended.
   const std::vector<std::pair<std::string, uint64_t>>& versions() const { return versions_; }
 
@@ -72,17 +72,19 @@ class RestoredMemory {
   // By a load that failed: the next one may have it.
   void GiveBack(const Digest& content, SealedRegion region);
   std::optional<RestoredIndex> TakeIndex(const IndexIdentity& wanted);
+  // A load found something that is not as recorded: nothing more is offered. May free gigabytes.
+  void Distrust(const std::string& problem);
 
   // Lets go of what nobody took. May free gigabytes. Returns the bytes of the regions dropped.
   uint64_t DropRest();
 
  private:
-  absl::StatusOr<ParkedRecord> Read(Os& os, const UniqueFd& state_dir) const;
-  void Sort(Os& os, const ParkedRecord& record, std::vector<NamedFd> stored);
+  void Sort(Os& os, const ParkedRecord& record, std::vector<NamedFd> stored)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  RestoreReport report_;                                    // Written by Take.
   std::vector<std::pair<std::string, uint64_t>> versions_;  // Written by Take.
-  absl::Mutex mutex_;
+  mutable absl::Mutex mutex_;
+  RestoreReport report_ ABSL_GUARDED_BY(mutex_);
   bool dropped_ ABSL_GUARDED_BY(mutex_) = false;
   std::map<Digest, SealedRegion> regions_ ABSL_GUARDED_BY(mutex_);
   struct OfVersion {

@@ -21,16 +21,17 @@ void ModelManager::Impl::LoadRestored() {
   grace_ends = deps.clock.Monotonic() + options.restart_grace;
   deps.loop.PostDelayed(options.restart_grace, [this] { EndGrace(); });
   if (deps.restored == nullptr) return;
-  const RestoreReport& report = deps.restored->report();
+  const RestoreReport report = deps.restored->report();
   restart.received = report.received;
   restart.foreign = report.foreign;
-  restart.problem = report.problem;
   restart.failed_versions = report.refused + report.incomplete;
   if (report.received > 0) Tell([&](Observer& observer) { observer.OnRestart(SnapshotRestart()); });
   // Labelled ones are on their way already.
   for (const auto& [model, version] : deps.restored->versions()) {
     restoring.insert({model, version});
   }
+  // A store that cannot be read yet is no loss of theirs: they are loaded when a scan finds them.
+  if (!scanned) return;
   for (const VersionKey& key : std::set<VersionKey>(restoring)) LoadFromBefore(key);
 }
 
@@ -90,6 +91,8 @@ void ModelManager::Impl::EndGrace() {
 
 RestartSnapshot ModelManager::Impl::SnapshotRestart() const {
   RestartSnapshot snapshot = restart;
+  // A load may have found more than the start did.
+  if (deps.restored != nullptr) snapshot.problem = deps.restored->report().problem;
   if (deps.parking != nullptr) {
     snapshot.fd_store = true;
     snapshot.parked = deps.parking->parked();

@@ -122,8 +122,9 @@ class FdKeeper:
 class KeptDaemon(harness.Daemon):
     """A daemon whose service manager has an fd store, which outlives it."""
 
-    def __init__(self, folder, most=1024, **options):
+    def __init__(self, folder, most=1024, sockets=False, **options):
         super().__init__(folder, wait=False, **options)
+        self.sockets = self._listen() if sockets else []
         self.keeper = FdKeeper(self.folder / "notify.sock", most)
         self.notify = self.keeper
 
@@ -132,8 +133,10 @@ class KeptDaemon(harness.Daemon):
         self.told_to_end, self.exit_code = False, None
         with keeper.lock:
             keeper.messages, keeper.count = [], 0
-            fds = [fd for _, fd in keeper.stored]
-            names = ":".join(name for name, _ in keeper.stored)
+            # Sockets come first.
+            given = [(name, each.fileno()) for name, each in self.sockets] + keeper.stored
+            fds = [fd for _, fd in given]
+            names = ":".join(name for name, _ in given)
             with open(self.log, "ab") as log:
                 self.process = subprocess.Popen(
                     [sys.executable, "-B", "-S", "-c", _LAUNCHER, ",".join(map(str, fds)), names,
@@ -144,6 +147,23 @@ class KeptDaemon(harness.Daemon):
         if wait_ready:
             self.wait_ready()
         return self
+
+    def _listen(self):
+        """The socket units: they listen whether or not there is a daemon."""
+        made = []
+        for name, kind in (("control", socket.SOCK_STREAM), ("handles", socket.SOCK_SEQPACKET)):
+            listener = socket.socket(socket.AF_UNIX, kind)
+            path = self.runtime / f"{name}.sock"
+            listener.bind(str(path))
+            path.chmod(0o666)
+            listener.listen(128)
+            made.append((name, listener))
+        return made
+
+    def close(self):
+        self.keeper.close()
+        for _, listener in self.sockets:
+            listener.close()
 
     def kill(self):
         self.check_alive()

@@ -35,7 +35,7 @@ class Restart(Case):
         folder.chmod(0o755)
         daemon = fdstore.KeptDaemon(folder, config=CONFIG.format(residency=self.residency),
                                     **options)
-        self.addCleanup(daemon.keeper.close)
+        self.addCleanup(daemon.close)
         self.addCleanup(self._finish, daemon)
         daemon.start(wait_ready=False)
         wait_for("the daemon to answer", lambda: daemon.ctl("status").code == 0)
@@ -142,6 +142,23 @@ class WithoutReading(Restart):
         self.assertEqual(self.version_row("planner", 1)["state"], "READY")
         self.assertEqual(self.last_load(1)["source"], "restore")
 
+    def test_a_store_that_cannot_be_read_yet_loses_nothing(self):
+        self.serve_weights(1)
+        folder = self.daemon.store / "models"
+        self.daemon.kill()
+        folder.chmod(0)
+        try:
+            self.daemon.start(wait_ready=False)
+            wait_for("the daemon to say so", lambda: (
+                lambda done: done.code == 0 and done.json()["storeError"])(
+                    self.daemon.ctl("-o", "json", "status")))
+        finally:
+            folder.chmod(0o700)
+        self.ctl("rescan")
+        wait_for("it to be loaded", lambda: self.version_row("planner", 1)["state"] == "READY")
+        self.assertEqual(self.last_load()["source"], "restore")
+        self.assertEqual(self.restart_status()["restoredVersions"], 1)
+
     def test_memory_is_booked_and_locked_as_before(self):
         self.serve_weights(1)
         before = self.json("status")["budgets"]
@@ -174,6 +191,24 @@ class WithoutReading(Restart):
         self.assertIn(f"modelhost_fdstore_fds {PARKED}", text)
         self.assertIn('modelhost_restores_total{outcome="success"} 1', text)
         self.assertRegex(text, r'modelhost_model_load_duration_seconds_count\{[^}]*source="restore"')
+
+
+class WithSocketUnits(Restart):
+    def kept_daemon(self, **options):
+        return super().kept_daemon(sockets=True, **options)
+
+    def test_sockets_and_memory_come_together_and_who_asks_meanwhile_waits(self):
+        self.serve_weights(1)
+        self.daemon.kill()
+        asking = self.daemon.ctl_start("-o", "json", "status")
+        late = self.client(connect=False)
+        late.begin("connect", deadline_ms=60000)
+        self.daemon.start()
+        self.assertEqual(asking.communicate(timeout=60)[1], "")
+        self.assertTrue(late.answer()["ok"])
+        self.assertEqual(self.last_load()["source"], "restore")
+        self.assertEqual(late.ok("acquire", ref="planner")["version"], 1)
+        self.assertEqual(late.ok("seeds")["seeds"], [1])
 
 
 class FileBacked(Restart):
@@ -284,6 +319,23 @@ class SomethingIsWrong(Restart):
         client = self.client()
         client.ok("acquire", ref="planner")
         self.assertEqual(client.ok("seeds")["seeds"], [9])
+
+
+    def test_sealed_memory_with_other_bytes_that_the_record_vouches_for(self):
+        # Whoever can write the record can write the files: this is about mistakes, not enemies.
+        name = self.weights()
+        inode, nbytes = self.keeper.inode(name), os.fstat(dict(self.keeper.stored)[name]).st_size
+        self.daemon.kill()
+        fd = fdstore.memory(nbytes, fill=b"x")
+        record = self.daemon.state / "parked.json"
+        record.write_text(record.read_text().replace(
+            f'"inode": {inode},', f'"inode": {os.fstat(fd).st_ino},'))
+        self.keeper.replace(name, fd)
+        self.daemon.start()
+        self.assertIn("of the memory that the fd store kept", self.restart_status()["problem"])
+        client = self.client()
+        client.ok("acquire", ref="planner")
+        self.assertEqual(client.ok("seeds")["seeds"], [1])
 
 
 class Junk(Restart):
