@@ -34,9 +34,6 @@ absl::Status Told(int result, absl::string_view what, const std::string& name) {
   return ErrnoStatus(-result, absl::StrCat("fd store: ", what, " ", name));
 }
 
-// The names of all must fit into one environment variable, $LISTEN_FDNAMES (128 KiB).
-constexpr uint64_t kMostStored = 4096;
-
 // A line break would start another assignment.
 std::string OneLine(absl::string_view text) {
   return absl::StrReplaceAll(text, {{"\n", " "}, {"\r", " "}});
@@ -67,7 +64,7 @@ size_t FdStoreRoom() {
   const char* told = std::getenv("FDSTORE");
   uint64_t room = kFdStoreMax;
   if (told != nullptr && !absl::SimpleAtoi(told, &room)) room = 0;
-  return static_cast<size_t>(std::min<uint64_t>(room, kMostStored));
+  return static_cast<size_t>(std::min<uint64_t>(room, kFdStoreMax));
 }
 
 absl::Status SystemdFdStore::Store(const std::string& name, const UniqueFd& fd) {

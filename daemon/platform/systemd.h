@@ -25,8 +25,9 @@ struct InheritedFds {
 InheritedFds TakeInheritedFds(const std::set<std::string>& socket_names);
 
 // How many descriptors may be left in the fd store: 0 without systemd; what $FDSTORE says (systemd
-// 254 and later); else kFdStoreMax, which is FileDescriptorStoreMax= of the unit.
-inline constexpr size_t kFdStoreMax = 1024;
+// 254 and later); else kFdStoreMax, for which FileDescriptorStoreMax= of the unit must have room.
+// Never more: the names of all must fit into one environment variable (128 KiB).
+inline constexpr size_t kFdStoreMax = 4096;
 size_t FdStoreRoom();
 
 class SystemdFdStore final : public FdStore {

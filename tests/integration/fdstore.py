@@ -28,7 +28,7 @@ os.execv(sys.argv[3], sys.argv[3:])
 class FdKeeper:
     """The notify socket of a service and its store. Read all the time, as systemd does."""
 
-    def __init__(self, path, most=1024):
+    def __init__(self, path, most=4096):
         self.path, self.most = str(path), most
         self.messages = []
         self.stored = []  # (name, fd), oldest first.
@@ -122,7 +122,7 @@ class FdKeeper:
 class KeptDaemon(harness.Daemon):
     """A daemon whose service manager has an fd store, which outlives it."""
 
-    def __init__(self, folder, most=1024, sockets=False, **options):
+    def __init__(self, folder, most=4096, sockets=False, **options):
         super().__init__(folder, wait=False, **options)
         self.sockets = self._listen() if sockets else []
         self.keeper = FdKeeper(self.folder / "notify.sock", most)
