@@ -108,6 +108,9 @@ struct App::Impl : public Observer {
   std::unique_ptr<Publisher> publisher;
   std::unique_ptr<BudgetPool> host;
   std::unique_ptr<BudgetPool> memlock;
+  SystemdFdStore fd_store;
+  RestoredMemory restored;
+  std::unique_ptr<Parking> parking;  // Null without an fd store. Outlives what it parked.
   RegionCache regions;
   IndexWriter index_writer;
   ProbedMachine machine{clock};
@@ -234,6 +237,14 @@ absl::Status App::Impl::Build() {
   indexer = *std::move(made_indexer);
   loader = std::make_unique<Loader>(os, clock, *store, *verified, *chunk_pool, regions, *host,
                                     *memlock, *indexer, index_writer, machine, load_options);
+  if (const size_t room = FdStoreRoom(); room > 0) {
+    Parking::Options parking_options;
+    parking_options.epoch = labels->epoch;
+    parking_options.builder = absl::StrCat(options.version, " ", options.revision);
+    parking_options.most = room;
+    parking = std::make_unique<Parking>(os, fd_store, state.dir, parking_options);
+    loader->UseFdStore(*parking, restored);
+  }
   load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
@@ -259,7 +270,8 @@ absl::Status App::Impl::Build() {
   if (store->read_only()) manager_options.file_protection = "read_only_mount";
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
-                         *verified, *host, *memlock, *catalogue, state.dir, *access, machine},
+                         *verified, *host, *memlock, *catalogue, state.dir, *access, machine,
+                         parking.get(), parking == nullptr ? nullptr : &restored},
       manager_options, *labels);
   broker = std::make_unique<HandleBroker>(
       HandleBroker::Deps{*loop, *pool, *open_pool, closer, *manager, *catalogue, clock},
@@ -320,6 +332,10 @@ absl::Status App::Impl::Build() {
   } else {
     logger.Write(LogLevel::kWarning, LogLine("watch_off").AddError(made_watcher.status()));
   }
+  // Late: a start that fails before this leaves everything in the store for the next one.
+  if (parking != nullptr) {
+    restored.Take(os, fd_store, state.dir, std::exchange(options.inherited.stored, {}));
+  }
   manager->Start();
   FeedWatchdog();
   AskForTime();
@@ -336,7 +352,8 @@ absl::Status App::Impl::Build() {
 }
 
 absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketType type) {
-  if (const auto it = options.inherited.find(name); it != options.inherited.end()) {
+  auto& sockets = options.inherited.sockets;
+  if (const auto it = sockets.find(name); it != sockets.end()) {
     return UnixListener::Adopt(std::move(it->second), type);
   }
   return UnixListener::Bind(absl::StrCat(options.runtime_dir, "/", name, ".sock"), type,
@@ -345,6 +362,11 @@ absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketTy
 
 void App::Run() {
   impl_->loop->Run();
+  if (impl_->parking != nullptr && !impl_->parking->Settle(kStopTime)) {
+    impl_->logger.Write(LogLevel::kError,
+                        LogLine("stop_forced").Add("note", "systemd takes no messages"));
+    std::_Exit(EXIT_FAILURE);
+  }
   impl_->logger.Write(LogLevel::kInfo, LogLine("stopped"));
 }
 
@@ -451,6 +473,7 @@ void App::Impl::BeginStop(int signal_number) {
   broker->Stop();
   // Before anything waits: who loads stops, and RPCs that wait for a load are answered.
   manager->CancelWork();
+  if (parking != nullptr) parking->Leave();
   loop->PostDelayed(kStopTime, [this] {
     logger.Write(
         LogLevel::kError,

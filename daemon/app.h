@@ -1,16 +1,15 @@
 // The composition root: builds the daemon's objects, starts and stops them in order. Reading Build
 // and Stop shows the whole program.
 //
-//   start  lock the runtime directory, labels (epoch + 1), store, page, sockets, then load what the
-//   labels
-//          name; READY is told to systemd when the required models are READY
+//   start  lock the runtime directory, labels (epoch + 1), store, page, sockets, take back what the
+//          fd store kept, then load what the labels name; READY is told to systemd when the
+//          required models are READY
 //   stop   withdraw (page closed, grants end), RPCs get a second, loads are cancelled, the loop
 //   ends
 //
 // One App per process. Run is called by the main thread, which becomes the control thread.
 #pragma once
 
-#include <map>
 #include <memory>
 #include <string>
 
@@ -18,6 +17,7 @@
 #include "absl/status/statusor.h"
 #include "daemon/config.h"
 #include "daemon/observe/logger.h"
+#include "daemon/platform/systemd.h"
 #include "proto/handle/unique_fd.h"
 
 namespace modelhost {
@@ -33,8 +33,8 @@ struct AppOptions {
   std::string metrics_listen;     // "ADDR:PORT" or "off".
   bool metrics_required = false;  // Asked for by name: failing to listen is an error.
   LogLevel log_level = LogLevel::kInfo;
-  std::map<std::string, UniqueFd> inherited;  // From systemd: "control", "handles".
-  UniqueFd signals;                           // A signalfd for SIGTERM, SIGINT, SIGHUP.
+  InheritedFds inherited;  // From systemd: "control", "handles", and what was stored.
+  UniqueFd signals;        // A signalfd for SIGTERM, SIGINT, SIGHUP.
   std::string version;
   std::string revision;
 };

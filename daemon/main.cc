@@ -169,7 +169,7 @@ int Main(int argc, char** argv) {
   options.metrics_listen = metrics.empty() ? options.config.metrics.listen : metrics;
   options.metrics_required = !metrics.empty() || options.config.metrics.given;
   options.log_level = *level;
-  options.inherited = TakeInheritedFds();
+  options.inherited = TakeInheritedFds({"control", "handles"});
   options.signals = BlockSignals();
   options.version = MODELHOST_VERSION;
   options.revision = MODELHOST_REVISION;

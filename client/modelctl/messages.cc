@@ -43,6 +43,8 @@ void WriteLoad(JsonWriter& json, const v1::LoadReport& load) {
   });
   json.Field("diskBytes", uint64_t{load.disk_bytes()});
   json.Field("sharedBytes", uint64_t{load.shared_bytes()});
+  json.Field("restoredBytes", uint64_t{load.restored_bytes()});
+  json.Field("restoredIndex", load.restored_index());
   WriteTexts(json, "warnings", load.warnings());
 }
 
@@ -282,6 +284,19 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   json.Field("models", uint64_t{status.models()});
   json.Field("invalidTransitions", uint64_t{status.invalid_transitions()});
   json.Field("journalError", status.journal_error());
+  const v1::RestartStatus& restart = status.restart();
+  json.Key("restart");
+  json.BeginObject();
+  json.Field("fdStore", restart.fd_store());
+  json.Field("parked", uint64_t{restart.parked()});
+  json.Field("received", uint64_t{restart.received()});
+  json.Field("foreign", uint64_t{restart.foreign()});
+  json.Field("restoredVersions", uint64_t{restart.restored_versions()});
+  json.Field("restoredBytes", uint64_t{restart.restored_bytes()});
+  json.Field("rereadVersions", uint64_t{restart.reread_versions()});
+  json.Field("failedVersions", uint64_t{restart.failed_versions()});
+  json.Field("problem", restart.problem());
+  json.EndObject();
   json.Key("device");
   json.BeginObject();
   json.Field("mode", status.device_mode());

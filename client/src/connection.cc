@@ -82,6 +82,7 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
   auto page = CatalogueReader::Map(frame->fds[0], reply.page_bytes, reply.epoch);
   if (!page.ok()) return std::move(page).error();
   page_ = *std::move(page);
+  abi_ = reply.abi;
   return {};
 }
 

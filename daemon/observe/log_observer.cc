@@ -231,6 +231,20 @@ void LogObserver::OnInvalidTransition(const VersionKey& key, absl::string_view t
       ForVersion("invalid_transition", key).Add("track", track).Add("from", from).Add("to", to));
 }
 
+void LogObserver::OnRestart(const RestartSnapshot& restart) {
+  LogLine line("restart");
+  line.Add("descriptors", restart.received).Add("foreign", restart.foreign);
+  line.Add("lost_versions", restart.failed_versions);
+  if (!restart.problem.empty()) line.Add("refused", restart.problem);
+  const bool good = restart.problem.empty() && restart.failed_versions == 0;
+  logger_.Write(good ? LogLevel::kInfo : LogLevel::kWarning, line);
+}
+
+void LogObserver::OnRestored(const VersionKey& key, RestoreOutcome outcome) {
+  logger_.Write(outcome == RestoreOutcome::kSuccess ? LogLevel::kInfo : LogLevel::kWarning,
+                ForVersion("restored", key).Add("outcome", RestoreOutcomeName(outcome)));
+}
+
 void LogObserver::OnScan(uint64_t added, uint64_t invalid) {
   if (added == 0 && invalid == scan_invalid_) return;  // Nothing new.
   scan_invalid_ = invalid;

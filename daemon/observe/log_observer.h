@@ -50,6 +50,8 @@ class LogObserver final : public Observer {
   void OnReady(bool ready) override;
   void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
                            absl::string_view to) override;
+  void OnRestart(const RestartSnapshot& restart) override;
+  void OnRestored(const VersionKey& key, RestoreOutcome outcome) override;
   void OnScan(uint64_t added, uint64_t invalid) override;
 
  private:

@@ -147,6 +147,8 @@ Metrics::Metrics(const BuildInfo& build)
       invalid_transitions_(MakeCounter(*registry_, "modelhost_invalid_transitions_total",
                                        "State changes that the table forbids; must stay 0.")
                                .Add({})),
+      restores_(MakeCounter(*registry_, "modelhost_restores_total",
+                            "Versions that were resident before a restart, by what came of them.")),
       rpc_duration_(MakeHistogram(*registry_, "modelhost_rpc_duration_seconds",
                                   "Time to answer a call; of a stream, its first message.")),
       rpc_in_flight_(
@@ -314,6 +316,17 @@ void Metrics::OnRoomRefused(const std::string& pool, const std::string& reason) 
 void Metrics::OnInvalidTransition(const VersionKey& /*key*/, absl::string_view /*track*/,
                                   absl::string_view /*from*/, absl::string_view /*to*/) {
   invalid_transitions_.Increment();
+}
+
+void Metrics::OnRestart(const RestartSnapshot& restart) {
+  // Dropped before they had a load of their own.
+  if (restart.failed_versions == 0) return;
+  restores_.Add({{"outcome", std::string(RestoreOutcomeName(RestoreOutcome::kFailed))}})
+      .Increment(static_cast<double>(restart.failed_versions));
+}
+
+void Metrics::OnRestored(const VersionKey& /*key*/, RestoreOutcome outcome) {
+  restores_.Add({{"outcome", std::string(RestoreOutcomeName(outcome))}}).Increment();
 }
 
 }  // namespace modelhost

@@ -65,6 +65,8 @@ class Metrics final : public Observer {
   void OnRoomRefused(const std::string& pool, const std::string& reason) override;
   void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
                            absl::string_view to) override;
+  void OnRestart(const RestartSnapshot& restart) override;
+  void OnRestored(const VersionKey& key, RestoreOutcome outcome) override;
 
  private:
   template <typename Metric>
@@ -99,6 +101,7 @@ class Metrics final : public Observer {
   Family<Counter>& evictions_;
   Family<Counter>& admission_rejections_;
   Counter& invalid_transitions_;
+  Family<Counter>& restores_;
   Family<Histogram>& rpc_duration_;
   Family<Gauge>& rpc_in_flight_;
 

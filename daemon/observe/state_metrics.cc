@@ -72,6 +72,11 @@ void RenderProcessWide(const RegistryState& state, std::vector<MetricFamily>& ou
   clients.Add({}, static_cast<double>(state.status.clients));
   clients.AddTo(out);
 
+  GaugeFamily parked("modelhost_fdstore_fds",
+                     "Descriptors of memory that systemd keeps over a restart of the daemon.");
+  parked.Add({}, static_cast<double>(state.status.restart.parked));
+  parked.AddTo(out);
+
   GaugeFamily budget("modelhost_memory_budget_bytes", "Limit of a memory pool; +Inf without one.");
   GaugeFamily reserved("modelhost_memory_reserved_bytes", "Bytes booked in a memory pool.");
   for (const StatusSnapshot::Pool& pool : state.status.pools) {

@@ -22,9 +22,11 @@
 #include "daemon/region/cancel_token.h"
 #include "daemon/region/contents_indexer.h"
 #include "daemon/region/memory_budget.h"
+#include "daemon/region/parking.h"
 #include "daemon/region/progress_meter.h"
 #include "daemon/region/region_cache.h"
 #include "daemon/region/resident_version.h"
+#include "daemon/region/restored_memory.h"
 #include "daemon/region/version_contents.h"
 #include "daemon/store/store.h"
 #include "daemon/store/verified.h"
@@ -63,6 +65,13 @@ class Loader {
          RegionCache& regions, BudgetPool& host, BudgetPool& memlock, ContentsIndexer& indexer,
          IndexBuilder& index_builder, Machine& machine, LoaderOptions options);
 
+  // Loads take what they can from `restored`, and leave what they made in `parking`. Before the
+  // first load; both outlive the loader.
+  void UseFdStore(Parking& parking, RestoredMemory& restored) {
+    parking_ = &parking;
+    restored_ = &restored;
+  }
+
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Load(const LoadRequest& request);
 
   // Re-reads every byte of a version's files and compares it with the manifest: each chunk and each
@@ -84,6 +93,8 @@ class Loader {
   ContentsIndexer& indexer_;
   IndexBuilder& index_builder_;
   Machine& machine_;
+  Parking* parking_ = nullptr;  // Null, as the next: without an fd store.
+  RestoredMemory* restored_ = nullptr;
   const LoaderOptions options_;
 };
 

@@ -78,6 +78,10 @@ class Observer {
                                    absl::string_view /*from*/, absl::string_view /*to*/) {}
   // operations.jsonl could not be read or written; what it is about goes on.
   virtual void OnJournalError(const absl::Status& /*status*/) {}
+  // Once at the start, when something came back from the fd store.
+  virtual void OnRestart(const RestartSnapshot& /*restart*/) {}
+  // For each version that was resident before the restart.
+  virtual void OnRestored(const VersionKey& /*key*/, RestoreOutcome /*outcome*/) {}
   virtual void OnScan(uint64_t /*staged*/, uint64_t /*invalid*/) {}
 };
 

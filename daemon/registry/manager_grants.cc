@@ -167,9 +167,10 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
       grant.slot = deps.labels.SlotOf(ref.model, ref.label);
     }
     grant.resident = record.resident;
+    // A declared lease says under which label it was asked for, for people to see.
     const std::string transport =
         PolicyOf(ref.model).residency == Residency::kSealed ? "host_memfd" : "host_file";
-    grant.lease = leases.Grant(session, record.key, grant.label, transport, deps.clock.Wall());
+    grant.lease = leases.Grant(session, record.key, ref.label, transport, deps.clock.Wall());
     if (ref.version != 0) ReviewStale(ref.model);  // Maybe none names it to begin with.
     const Lease lease = *leases.Find(session, grant.lease);
     Tell([&](Observer& observer) { observer.OnLease(lease, LeaseChange::kGranted); });
@@ -193,6 +194,7 @@ void ModelManager::AcquireOrWait(SessionId session, std::vector<AcquireRef> refs
   }
   const auto holder = impl.leases.sessions().find(session);
   if (holder == impl.leases.sessions().end()) return done(std::move(grants));
+  if (wait_for == WaitFor::kKnownVersions) impl.LoadDeclared(session, refs);
   const uint32_t uid = holder->second.peer.uid;
   size_t& of_session = impl.pending_by_session[session];
   size_t& of_uid = impl.pending_by_uid[uid];
@@ -260,6 +262,12 @@ void ModelManager::Impl::RetryAfterScan() {
     if (pending.wait_for == WaitFor::kKnownVersions) ids.push_back(id);
   }
   Retry(ids);
+  for (const uint64_t id : ids) {
+    const auto it = pending_acquires.find(id);
+    // Copied: a load that fails at once may answer it.
+    if (it != pending_acquires.end())
+      LoadDeclared(it->second.session, std::vector(it->second.refs));
+  }
 }
 
 void ModelManager::Impl::Retry(const std::vector<uint64_t>& ids) {

@@ -57,8 +57,9 @@ struct VersionRecord : VersionTracks {
 
   uint32_t holds = 0;  // Swaps and label moves under way that count on it being READY.
   absl::Time last_used;
-  TimerId keep_timer = 0;   // keep_previous, while READY without a label.
-  TimerId drain_timer = 0;  // The deadline of an unload.
+  bool from_before = false;  // Loaded at the start because the last daemon had it.
+  TimerId keep_timer = 0;    // keep_previous, while READY without a label.
+  TimerId drain_timer = 0;   // The deadline of an unload.
   absl::Duration drain_started;
   // The last answer of MayServe, and to what.
   struct Verdict {
@@ -397,6 +398,17 @@ struct ModelManager::Impl {
   bool KnownBad(const VersionKey& key) const;
   void FinishPublish(OperationId operation, absl::StatusOr<PublishResult> result);
 
+  // --- manager_restore.cc
+  // Loads what the last daemon had resident, labelled or not.
+  void LoadRestored();
+  // Of a client that had them before the restart: loads those that nothing else would.
+  void LoadDeclared(SessionId session, std::span<const AcquireRef> refs);
+  void LoadFromBefore(const VersionKey& key);
+  // What the restart says of a load that ended.
+  void NoteRestored(const VersionKey& key, const absl::StatusOr<const LoadReport*>& report);
+  void EndGrace();
+  RestartSnapshot SnapshotRestart() const;
+
   // --- manager_scan.cc
   void ApplyVerified(VersionRecord& record, const absl::Status& status);
   using ScanResult = absl::StatusOr<std::vector<ScannedModel>>;
@@ -463,6 +475,10 @@ struct ModelManager::Impl {
   std::mt19937_64 random{std::random_device()()};
 
   absl::Time started_wall;
+  absl::Duration grace_ends = absl::ZeroDuration();  // Of the restart, on the monotonic clock.
+  bool in_grace = true;
+  std::set<VersionKey> restoring;  // Offered by the fd store, and not loaded yet.
+  RestartSnapshot restart;
   std::string store_error;
   std::shared_ptr<CancelToken> look;  // At the machine, under way.
   bool look_again = false;

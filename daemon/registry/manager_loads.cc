@@ -160,6 +160,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     if (record->phase == Phase::kReserved) Move(*record, Phase::kLoading);
     record->attempts = 0;
     Adopt(*record, *std::move(loaded));
+    NoteRestored(key, &record->resident->report);
     Move(*record, Phase::kReady);
     AnnounceLabels(*record);
     TellWaiters(*record, absl::OkStatus());
@@ -191,6 +192,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     }
   }
   const absl::Status told = record->error;
+  NoteRestored(key, told);
   Tell([&](Observer& observer) { observer.OnLoadFinished(key, report, told, last_phase); });
   Note(key,
        failure == LoadFailure::kBadBytes    ? "quarantined"

@@ -66,14 +66,14 @@ void ModelManager::Impl::ScheduleRetry(VersionRecord& record, absl::Duration del
       }
       found->waiters.push_back({0, [this](const absl::Status&) { UpdateReady(); }});
     }
-    if (Move(*found, Phase::kStaged)) StartLoad(*found);
+    if (Move(*found, Phase::kStaged)) AskForRoom(*found);
   });
 }
 
 void ModelManager::Impl::RetryNow(VersionRecord& record) {
   if (record.retry_timer == 0 || record.phase != Phase::kFailed) return;
   StopRetrying(record);
-  if (Move(record, Phase::kStaged)) StartLoad(record);
+  if (Move(record, Phase::kStaged)) AskForRoom(record);
 }
 
 void ModelManager::Impl::StopRetrying(VersionRecord& record) {

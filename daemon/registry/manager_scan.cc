@@ -272,6 +272,7 @@ void ModelManager::Impl::ApplyScannedVersion(const std::string& model,
   if (!added && !returned) return;
   record.created = version.created;
   Changed(record);
+  if (restoring.contains(key)) LoadFromBefore(key);
   // A label may have been waiting for it since the start.
   if (scanned && record.phase == Phase::kStaged && !LabelsOf(key).empty()) {
     EnsureReady(key, {0, [this](const absl::Status&) { UpdateReady(); }});

@@ -1,4 +1,5 @@
 // Draining and freeing: from READY back to STAGED.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -14,7 +15,9 @@ void ModelManager::Impl::ReviewKeeping(VersionRecord& record) {
     deps.loop.CancelTimer(std::exchange(record.keep_timer, 0));
     return;
   }
-  const absl::Duration keep = PolicyOf(record.key.model).keep_previous;
+  absl::Duration keep = PolicyOf(record.key.model).keep_previous;
+  // Who had it before the restart may be on the way back.
+  if (record.from_before) keep = std::max(keep, grace_ends - deps.clock.Monotonic());
   record.keep_timer = deps.loop.PostDelayed(keep, [this, key = record.key] {
     VersionRecord* found = Find(key);
     if (found == nullptr) return;

@@ -48,6 +48,7 @@ void ModelManager::Start() {
         impl->Book(key.model);
         impl->EnsureReady(key, {0, [impl](const absl::Status&) { impl->UpdateReady(); }});
       }
+      impl->LoadRestored();
       impl->UpdateReady();
     });
     impl->ScheduleHealthCheck();
@@ -333,6 +334,7 @@ StatusSnapshot ModelManager::Status() const {
   status.models = impl.models.size();
   status.invalid_transitions = impl.invalid_transitions;
   status.journal_error = std::string(impl.journal_status.message());
+  status.restart = impl.SnapshotRestart();
   return status;
 }
 

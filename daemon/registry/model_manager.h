@@ -156,6 +156,8 @@ struct ManagerOptions {
   std::string file_protection = "file_mode";
   uint32_t own_uid = 0;  // For per-model read_groups.
   RetryPolicy retry;     // Of loads.
+  // After a start: what the last daemon had resident is kept this long for clients to come back.
+  absl::Duration restart_grace = absl::Seconds(30);
 };
 
 class ModelManager {
@@ -176,6 +178,8 @@ class ModelManager {
     const UniqueFd& state_dir;
     const AccessPolicy& access;
     Machine& machine;
+    Parking* parking = nullptr;  // Null, as the next: without an fd store.
+    RestoredMemory* restored = nullptr;
   };
 
   // Reads what operations.jsonl in `state_dir` has: blocks.

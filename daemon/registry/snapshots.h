@@ -50,6 +50,22 @@ struct ModelSnapshot {
   std::vector<VersionSnapshot> versions;  // By number; invalid entries last.
 };
 
+// What came of the memory that the last daemon left in the fd store.
+struct RestartSnapshot {
+  bool fd_store = false;           // There is one.
+  uint64_t parked = 0;             // Descriptors in it now.
+  uint64_t received = 0;           // That came back at the start.
+  uint64_t foreign = 0;            // Of these, that were none of ours.
+  uint64_t restored_versions = 0;  // READY without a read from disk.
+  uint64_t restored_bytes = 0;
+  uint64_t reread_versions = 0;  // Were resident, and (partly) had to be read again.
+  uint64_t failed_versions = 0;  // Were resident, and are not.
+  std::string problem;           // Why what came back was not taken.
+};
+// What became of a version that was resident before the restart.
+enum class RestoreOutcome : uint8_t { kSuccess, kReread, kFailed };
+absl::string_view RestoreOutcomeName(RestoreOutcome outcome);
+
 struct StatusSnapshot {
   uint64_t epoch = 0;
   absl::Time started;
@@ -71,6 +87,7 @@ struct StatusSnapshot {
   uint64_t models = 0;
   uint64_t invalid_transitions = 0;
   std::string journal_error;  // Of the last write of operations.jsonl; empty when it went well.
+  RestartSnapshot restart;
 };
 
 enum class OperationKind : uint8_t {

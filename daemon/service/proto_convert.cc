@@ -29,6 +29,8 @@ void ToProto(const LoadReport& report, v1::LoadReport* out) {
   }
   out->set_disk_bytes(report.disk_bytes);
   out->set_shared_bytes(report.shared_bytes);
+  out->set_restored_bytes(report.restored_bytes);
+  out->set_restored_index(report.restored_index);
   for (const std::string& warning : report.warnings) out->add_warnings(SafeText(warning));
 }
 
@@ -398,6 +400,16 @@ void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse
   out->set_models(status.models);
   out->set_invalid_transitions(status.invalid_transitions);
   out->set_journal_error(SafeText(status.journal_error));
+  v1::RestartStatus* restart = out->mutable_restart();
+  restart->set_fd_store(status.restart.fd_store);
+  restart->set_parked(status.restart.parked);
+  restart->set_received(status.restart.received);
+  restart->set_foreign(status.restart.foreign);
+  restart->set_restored_versions(status.restart.restored_versions);
+  restart->set_restored_bytes(status.restart.restored_bytes);
+  restart->set_reread_versions(status.restart.reread_versions);
+  restart->set_failed_versions(status.restart.failed_versions);
+  restart->set_problem(SafeText(status.restart.problem));
 }
 
 v1::DeletePlan ToProto(const DeletePlan& plan) {

@@ -91,6 +91,17 @@ class Worker:
     def address(self, name, key="a"):
         return {"address": self.handles[key].view(name).data}
 
+    def inode(self, name, key="a"):
+        """Of the memory or file that a tensor is mapped from."""
+        address = self.handles[key].view(name).data
+        with open("/proc/self/maps") as file:
+            for line in file:
+                parts = line.split()
+                start, end = (int(part, 16) for part in parts[0].split("-"))
+                if start <= address < end:
+                    return {"inode": int(parts[4])}
+        return {"inode": 0}
+
     def superseded(self, key="a"):
         return {"superseded": self.handles[key].superseded()}
 

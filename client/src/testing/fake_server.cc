@@ -310,7 +310,7 @@ bool FakeServer::OnHello(Peer& peer, uint32_t request) {
   peer.greeted = true;
   abi::HelloReply reply{};
   reply.header = MakeHeader(abi::FrameType::kHelloReply, sizeof(reply), request, 1);
-  reply.abi = abi::kFrameAbi;
+  reply.abi = faults_.frame_abi;
   reply.epoch = epoch_;
   reply.page_bytes = abi::kCatalogueBytes;
   return Send(peer, &reply, sizeof(reply), nullptr, 0, {&page_->fd()});
@@ -355,6 +355,9 @@ bool FakeServer::OnAcquire(Peer& peer, const abi::Acquire& acquire,
     return true;
   }
   (redeclare ? redeclares_ : acquires_) += 1;
+  for (const abi::Ref& ref : refs) {
+    if (redeclare) declared_labels_.emplace_back(NameIn(ref.label));
+  }
   for (uint32_t i = 0; i < refs.size(); ++i) {
     if (!Grant(peer, acquire, i, refs[i], *Find(refs[i]))) return false;
   }
@@ -520,6 +523,11 @@ uint64_t FakeServer::acquires() const {
 uint64_t FakeServer::redeclares() const {
   const std::lock_guard lock(mutex_);
   return redeclares_;
+}
+
+std::vector<std::string> FakeServer::declared_labels() const {
+  const std::lock_guard lock(mutex_);
+  return declared_labels_;
 }
 
 uint64_t FakeServer::fetches() const {

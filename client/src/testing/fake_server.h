@@ -43,6 +43,7 @@ struct Faults {
   bool hang_up_on_acquire = false;   // Ends the connection in place of an answer, once.
   bool hang_up_after_grant = false;  // Ends the connection right after its answer, once.
   bool redeclare_not_found = false;
+  uint32_t frame_abi = abi::kFrameAbi;  // What it speaks: an older daemon.
 };
 
 class FakeServer {
@@ -77,6 +78,7 @@ class FakeServer {
   size_t connections() const;
   uint64_t acquires() const;  // Answered so far, redeclarations left out.
   uint64_t redeclares() const;
+  std::vector<std::string> declared_labels() const;  // Of each of those.
   uint64_t fetches() const;
   uint64_t epoch() const;
   // Waits until `met`, which may call the methods above. False after ten seconds.
@@ -142,6 +144,7 @@ class FakeServer {
   uint64_t next_lease_ = 1;
   uint64_t acquires_ = 0;
   uint64_t redeclares_ = 0;
+  std::vector<std::string> declared_labels_;
   uint64_t fetches_ = 0;
   UniqueFd listener_;
   UniqueFd wake_;
