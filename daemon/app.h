@@ -12,6 +12,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -28,9 +29,10 @@ struct AppOptions {
   std::string store_dir;
   std::string state_dir;
   std::string runtime_dir;
-  std::string program_dir;        // Where this program lies; its helpers lie beside it.
-  std::string metrics_listen;     // "ADDR:PORT" or "off".
-  bool metrics_required = false;  // Asked for by name: failing to listen is an error.
+  std::string program_dir;            // Where this program lies; its helpers lie beside it.
+  std::string metrics_listen;         // "ADDR:PORT" or "off".
+  bool metrics_required = false;      // Asked for by name: failing to listen is an error.
+  std::set<std::string> given_flags;  // "--store", ...: for people who ask where a value is from.
   LogLevel log_level = LogLevel::kInfo;
   std::map<std::string, UniqueFd> inherited;  // From systemd: "control", "handles".
   UniqueFd signals;                           // A signalfd for SIGTERM, SIGINT, SIGHUP.

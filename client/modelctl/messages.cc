@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/modelctl/desired.h"
 #include "client/modelctl/render.h"
 
 namespace modelhost::modelctl {
@@ -279,6 +280,10 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   json.Field("leases", uint64_t{status.leases()});
   json.Field("models", uint64_t{status.models()});
   json.Field("invalidTransitions", uint64_t{status.invalid_transitions()});
+  json.Key("desired");
+  json.BeginObject();
+  WriteDesired(json, status.desired());
+  json.EndObject();
   json.Key("device");
   json.BeginObject();
   json.Field("mode", status.device_mode());

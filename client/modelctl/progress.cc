@@ -52,6 +52,7 @@ void WriteOperation(JsonWriter& json, const v1::Operation& operation) {
   json.Field("version", uint64_t{operation.version()});
   json.Field("label", operation.label());
   json.Field("requestedByUid", operation.requested_by_uid());
+  json.Field("trigger", operation.trigger());
   if (operation.has_started()) json.Field("started", Rfc3339(ToAbsl(operation.started())));
   if (operation.has_finished()) json.Field("finished", Rfc3339(ToAbsl(operation.finished())));
   json.Field("sequence", uint64_t{operation.sequence()});

@@ -51,6 +51,10 @@ class Observer {
   virtual void OnRefused(const Peer& /*peer*/, const std::string& /*what*/) {}
   virtual void OnReady(bool /*ready*/) {}
   virtual void OnInvalidTransition(const VersionKey& /*key*/, Phase /*from*/, Phase /*to*/) {}
+  // After each look at the desired state file.
+  virtual void OnDesiredFile(const DesiredFileReport& /*report*/) {}
+  // How a label that it names stands, when that is another than before.
+  virtual void OnDesiredLabel(const DesiredRow& /*row*/) {}
   virtual void OnScan(uint64_t /*staged*/, uint64_t /*invalid*/) {}
 };
 

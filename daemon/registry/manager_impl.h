@@ -14,6 +14,8 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/registry/desired_book.h"
+#include "daemon/registry/desired_plan.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/registry/operation_log.h"
 
@@ -264,6 +266,26 @@ struct ModelManager::Impl {
   PendingAcquire TakePending(uint64_t id);
   void LeaseEnded(const Lease& lease, LeaseChange change);
 
+  // --- manager_desired.cc
+  void FollowDesired(const std::string& file);
+  void LookAtDesired();
+  void TakeDesired(uint64_t look, DesiredText read);
+  // Whether it says something else than before.
+  bool TakeDesiredText(std::string text);
+  void SetDesiredState(DesiredFileState state, std::string error);
+  void TellDesiredFile(bool changed, std::vector<std::string> watch);
+  void TellDesiredRows(const std::vector<DesiredRow>& rows);
+  // After anything that it looks at may have changed: soon, once for all that happens in one turn.
+  void ReviewDesired();
+  void RunDesired();
+  std::vector<DesiredFacts> DesiredFactsNow() const;
+  std::pair<DesiredFacts::Target, std::string> DesiredTarget(const VersionKey& key) const;
+  void StartDesired(const DesiredFacts& fact);
+  void DesiredOperation(const OperationSnapshot& operation);
+  void DesiredFailed(const DesiredBook::Name& name, const absl::Status& why);
+  DesiredSnapshot SnapshotDesired() const;
+  void StopDesired();
+
   // --- manager_publish.cc
   void StartStaging(OperationId operation);
   // Forgets a publish whose descriptors have not all come. False: there is none.
@@ -295,6 +317,7 @@ struct ModelManager::Impl {
   std::map<std::string, ModelBook> models;
   LeaseTable leases;
   OperationLog operations;
+  DesiredBook desired;
 
   std::deque<LabelTransaction> transactions;
   bool saving_labels = false;

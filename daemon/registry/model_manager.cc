@@ -21,6 +21,7 @@ ModelManager::Impl::Impl(Deps deps_in, ManagerOptions options_in, LabelFile labe
       labels(std::move(labels_in)),
       operations(deps_in.clock, [this](const OperationSnapshot& operation) {
         Tell([&](Observer& observer) { observer.OnOperation(operation); });
+        DesiredOperation(operation);
       }) {}
 
 ModelManager::ModelManager(Deps deps, ManagerOptions options, LabelFile labels)
@@ -59,6 +60,7 @@ void ModelManager::Stop(Task done) {
 void ModelManager::Impl::CancelWork() {
   if (std::exchange(stopping, true)) return;
   if (health_timer != 0) deps.loop.CancelTimer(health_timer);
+  StopDesired();
   const absl::Status why =
       absl::UnavailableError("the daemon is stopping (connect again when it is back)");
   while (!pending_acquires.empty()) TakePending(pending_acquires.begin()->first).done(why);
@@ -191,6 +193,7 @@ ModelSnapshot ModelManager::Impl::SnapshotModel(const std::string& name,
 void ModelManager::Impl::Changed(const VersionRecord& record) {
   const VersionSnapshot snapshot = Snapshot(record);
   Tell([&](Observer& observer) { observer.OnVersion(snapshot); });
+  ReviewDesired();
 }
 
 std::vector<std::string> ModelManager::Impl::NotReadyReasons() const {
@@ -307,6 +310,7 @@ StatusSnapshot ModelManager::Status() const {
   status.leases = impl.leases.leases().size();
   status.models = impl.models.size();
   status.invalid_transitions = impl.invalid_transitions;
+  status.desired = impl.SnapshotDesired();
   return status;
 }
 

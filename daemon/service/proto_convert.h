@@ -40,6 +40,7 @@ v1::SwapPlan ToProto(const SwapPlan& plan);
 v1::Lease ToProto(const Lease& lease, const Session* session, bool stale);
 // Without its leases.
 v1::ClientInfo ToProto(const Session& session);
+void ToProto(const DesiredSnapshot& desired, v1::DesiredStatus* out);
 // Without what only the server knows (version, addresses, pid).
 void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse* out);
 
