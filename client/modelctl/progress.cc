@@ -6,6 +6,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/modelctl/exit_code.h"
+#include "client/modelctl/messages.h"
 #include "client/modelctl/render.h"
 
 namespace modelhost::modelctl {
@@ -24,9 +25,9 @@ int Percent(uint64_t done, uint64_t total) {
 }  // namespace
 
 std::string KindName(v1::OperationKind kind) {
-  return kind == v1::OPERATION_KIND_UNSPECIFIED
-             ? "operation"
-             : absl::AsciiStrToLower(v1::OperationKind_Name(kind));
+  if (kind == v1::OPERATION_KIND_UNSPECIFIED) return "operation";
+  const std::string name = v1::OperationKind_Name(kind);
+  return absl::AsciiStrToLower(name.empty() ? UnknownEnum(kind) : name);
 }
 
 std::string StateName(v1::OperationState state) {
@@ -35,8 +36,10 @@ std::string StateName(v1::OperationState state) {
       return "unknown";
     case v1::OPERATION_FAILED:
       return "failed";
-    default:
-      return absl::AsciiStrToLower(v1::OperationState_Name(state));
+    default: {
+      const std::string name = v1::OperationState_Name(state);
+      return absl::AsciiStrToLower(name.empty() ? UnknownEnum(state) : name);
+    }
   }
 }
 
