@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/config_reload.h"
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/observe/log_observer.h"
 #include "daemon/observe/metrics.h"
@@ -80,9 +81,7 @@ struct App::Impl : public Observer {
   absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
   void AcceptControl();
   void OnSignal();
-  void Reload();
-  void TakeConfig(const absl::StatusOr<Config>& config);
-  void EndReload();
+  std::vector<ConfigEntry> FlagEntries() const;
   void AskForTime();
   void BeginStop(int signal_number);
   void FeedWatchdog();
@@ -91,6 +90,7 @@ struct App::Impl : public Observer {
 
   void OnReady(bool ready) override;
   void OnScan(uint64_t added, uint64_t invalid) override;
+  void OnDesiredFile(const DesiredFileReport& report) override;
 
   AppOptions options;
   Logger logger;
@@ -125,15 +125,15 @@ struct App::Impl : public Observer {
   std::unique_ptr<HandleBroker> broker;
   HealthReporter health;
   ModelWatcher model_watcher;
+  std::unique_ptr<ConfigReloader> reloader;
   std::unique_ptr<ControlServer> server;
   std::unique_ptr<HttpEndpoint> http;
   std::unique_ptr<DirWatcher> watcher;
+  std::unique_ptr<DirWatcher> desired_watcher;
   std::optional<UnixListener> control_listener;
   std::optional<UnixListener> handles_listener;
   WatchId control_watch = 0;
   bool told_ready = false;
-  bool reloading = false;
-  bool reload_again = false;  // Asked for while one was under way.
   bool stopping = false;
 };
 
@@ -292,6 +292,18 @@ absl::Status App::Impl::Build() {
     }
   }
 
+  reloader = std::make_unique<ConfigReloader>(
+      ConfigReloader::Deps{
+          *loop, *pool, *manager, machine, logger,
+          // Before the first READY systemd waits for that one, and takes no other for it.
+          [this] {
+            if (told_ready) NotifyReloading();
+          },
+          [this] {
+            if (told_ready && !stopping) NotifyReady(StatusLine());
+          }},
+      options.config_path, config, FlagEntries());
+
   ServerInfo info;
   info.version = options.version;
   info.revision = options.revision;
@@ -305,8 +317,9 @@ absl::Status App::Impl::Build() {
   ControlServer::Interceptors interceptors;
   interceptors.push_back(MakeRpcObserver(*metrics, clock));
   server = std::make_unique<ControlServer>(
-      ControlServer::Deps{*manager, *loop, clock, *access, *publisher, health, model_watcher}, info,
-      std::move(interceptors), CallGuard::Options{}, config.access.max_connections_per_uid);
+      ControlServer::Deps{*manager, *loop, clock, *access, *publisher, health, model_watcher,
+                          *reloader},
+      info, std::move(interceptors), CallGuard::Options{}, config.access.max_connections_per_uid);
   for (Observer* observer : std::initializer_list<Observer*>{
            &log_observer, metrics.get(), broker.get(), &health, &model_watcher, this}) {
     manager->AddObserver(observer);
@@ -332,6 +345,17 @@ absl::Status App::Impl::Build() {
   } else {
     logger.Write(LogLevel::kWarning, LogLine("watch_off").AddError(made_watcher.status()));
   }
+  DirWatcher::Options desired_options;
+  desired_options.contents = true;
+  auto made_desired_watcher =
+      DirWatcher::Create(*loop, clock, desired_options, [this] { manager->LookAtDesired(); });
+  if (made_desired_watcher.ok()) {
+    desired_watcher = *std::move(made_desired_watcher);
+  } else {
+    // The file is looked at every few seconds anyway.
+    logger.Write(LogLevel::kWarning, LogLine("watch_off").AddError(made_desired_watcher.status()));
+  }
+  manager->FollowDesired(config.desired.file);
   // Late: a start that fails before this leaves everything in the store for the next one.
   if (parking != nullptr) {
     restored.Take(os, fd_store, state.dir, std::exchange(options.inherited.stored, {}));
@@ -349,6 +373,22 @@ absl::Status App::Impl::Build() {
                    .Add("host_budget_bytes", host->limit())
                    .Add("load_threads", load_options.threads));
   return absl::OkStatus();
+}
+
+// What the command line, or the environment that it is read with, has decided.
+std::vector<ConfigEntry> App::Impl::FlagEntries() const {
+  std::vector<ConfigEntry> entries;
+  const auto add = [&](const char* key, const std::string& value, const char* flag) {
+    const bool given = options.given_flags.contains(flag);
+    entries.push_back({key, absl::StrCat("\"", value, "\""), given ? flag : "default", false});
+  };
+  add("store", options.store_dir, "--store");
+  add("state", options.state_dir, "--state");
+  add("runtime_dir", options.runtime_dir, "--runtime-dir");
+  if (options.given_flags.contains("--metrics")) {
+    add("metrics.listen", options.metrics_listen, "--metrics");
+  }
+  return entries;
 }
 
 absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketType type) {
@@ -401,64 +441,11 @@ void App::Impl::OnSignal() {
   signalfd_siginfo info{};
   while (::read(options.signals.get(), &info, sizeof(info)) == sizeof(info)) {
     if (info.ssi_signo == SIGHUP) {
-      Reload();
+      reloader->Reload([](const absl::StatusOr<ReloadReport>&) {});  // Its log line is the answer.
     } else {
       BeginStop(static_cast<int>(info.ssi_signo));
     }
   }
-}
-
-void App::Impl::Reload() {
-  if (stopping) return;
-  if (reloading) {
-    reload_again = true;
-    return;
-  }
-  reloading = true;
-  // Before the first READY systemd waits for that one, and takes no other for it.
-  if (told_ready) NotifyReloading();
-  if (options.config_path.empty()) {
-    logger.Write(LogLevel::kInfo,
-                 LogLine("reload").Add("note", "no configuration file; the store is read again"));
-    machine.Forget();
-    manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
-      if (!stopping) manager->ReviewServed();
-      EndReload();
-    });
-    return;
-  }
-  pool->Post([this] {
-    auto config = LoadConfig(options.config_path);
-    loop->Post([this, config = std::move(config)] { TakeConfig(config); });
-  });
-}
-
-void App::Impl::TakeConfig(const absl::StatusOr<Config>& config) {
-  if (stopping) return;
-  if (!config.ok()) {
-    logger.Write(LogLevel::kError,
-                 LogLine("reload").Add("note", "nothing was changed").AddError(config.status()));
-    EndReload();
-    return;
-  }
-  manager->SetModelPolicies(config->models);
-  machine.SetOverrides(config->machine);
-  machine.Forget();
-  manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
-    logger.Write(LogLevel::kInfo,
-                 LogLine("reload")
-                     .Add("changed", "models,machine")
-                     .Add("needs_restart", "memory, load, device, metrics, access"));
-    if (!stopping) manager->ReviewServed();
-    EndReload();
-  });
-}
-
-void App::Impl::EndReload() {
-  reloading = false;
-  if (stopping) return;
-  if (told_ready) NotifyReady(StatusLine());
-  if (std::exchange(reload_again, false)) Reload();
 }
 
 void App::Impl::BeginStop(int signal_number) {
@@ -474,6 +461,7 @@ void App::Impl::BeginStop(int signal_number) {
   // Before anything waits: who loads stops, and RPCs that wait for a load are answered.
   manager->CancelWork();
   if (parking != nullptr) parking->Leave();
+  reloader->Stop();
   loop->PostDelayed(kStopTime, [this] {
     logger.Write(
         LogLevel::kError,
@@ -487,6 +475,7 @@ void App::Impl::BeginStop(int signal_number) {
     loop->Post([this] {
       manager->Stop([this] {
         watcher.reset();
+        desired_watcher.reset();
         loop->Quit();
       });
     });
@@ -527,6 +516,13 @@ void App::Impl::AskForTime() {
 }
 
 void App::Impl::OnScan(uint64_t /*added*/, uint64_t /*invalid*/) { RefreshWatches(); }
+
+void App::Impl::OnDesiredFile(const DesiredFileReport& report) {
+  if (desired_watcher == nullptr || (report.watch.empty() && !report.file.empty())) return;
+  if (auto status = desired_watcher->SetPaths(report.watch); !status.ok()) {
+    logger.Write(LogLevel::kDebug, LogLine("watch").AddError(status));
+  }
+}
 
 void App::Impl::RefreshWatches() {
   if (watcher == nullptr) return;

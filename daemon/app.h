@@ -11,6 +11,7 @@
 #pragma once
 
 #include <memory>
+#include <set>
 #include <string>
 
 #include "absl/status/status.h"
@@ -29,9 +30,10 @@ struct AppOptions {
   std::string store_view;  // A read-only mount of it, to open what is served; empty: none.
   std::string state_dir;
   std::string runtime_dir;
-  std::string program_dir;        // Where this program lies; its helpers lie beside it.
-  std::string metrics_listen;     // "ADDR:PORT" or "off".
-  bool metrics_required = false;  // Asked for by name: failing to listen is an error.
+  std::string program_dir;            // Where this program lies; its helpers lie beside it.
+  std::string metrics_listen;         // "ADDR:PORT" or "off".
+  bool metrics_required = false;      // Asked for by name: failing to listen is an error.
+  std::set<std::string> given_flags;  // "--store", ...: for people who ask where a value is from.
   LogLevel log_level = LogLevel::kInfo;
   InheritedFds inherited;  // From systemd: "control", "handles", and what was stored.
   UniqueFd signals;        // A signalfd for SIGTERM, SIGINT, SIGHUP.

@@ -54,6 +54,10 @@ struct Config {
     uint64_t max_connections_per_uid = 1024;  // To each of the two sockets.
   };
 
+  struct Desired {
+    std::string file;  // Absolute; empty: none is followed.
+  };
+
   // [machine]: what is said here is not looked for. Empty facts are.
   MachineFacts machine;
   Memory memory;
@@ -61,7 +65,15 @@ struct Config {
   Device device;
   Metrics metrics;
   Access access;
+  Desired desired;
   std::map<std::string, ModelPolicy> models;  // [[models]] by name.
+
+  struct Given {
+    uint32_t line = 0;
+    std::string text;  // The value as TOML writes it.
+  };
+  // What the file has: "load.threads", "models.planner.residency".
+  std::map<std::string, Given> given;
 };
 
 Config DefaultConfig();
@@ -69,6 +81,12 @@ Config DefaultConfig();
 absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view file);
 // NOT_FOUND, PERMISSION_DENIED and the like name the path.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
+
+// "section.key" of all that a file may have, without [[models]], in the order of the sections.
+std::vector<std::string> ConfigKeys();
+// Puts into `running` what a new file says about the parts that may change while the daemon runs:
+// models, machine and desired.
+void TakeReloadable(Config fresh, Config& running);
 
 // INVALID_ARGUMENT unless it is what Metrics::listen may be; also for the command line.
 absl::Status CheckListenAddress(absl::string_view listen);

@@ -317,6 +317,10 @@ class Builder {
          "Exit code for probes: 0 ok, 12 degraded, 1 not ready, 8 no daemon",
          [&l](Context& c) { return Health(c, l.model); })
         ->add_option("MODEL", l.model);
+    CLI::App* config = Group(group, "config", "The daemon's configuration: show, reload");
+    Verb(config, "", "show", "Every value and where it comes from", ConfigShow);
+    Verb(config, "", "reload", "Read the file again (as SIGHUP) and say what came of it",
+         ConfigReload);
     Verb(&app_, group, "doctor", "Is this machine fit, and what to do", Doctor);
     CLI::App* completion = Verb(&app_, group, "completion", "A completion script for a shell",
                                 [app = &app_, &l](Context& c) {

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/modelctl/desired.h"
 #include "client/modelctl/render.h"
 
 namespace modelhost::modelctl {
@@ -50,12 +51,19 @@ void WriteLoad(JsonWriter& json, const v1::LoadReport& load) {
 
 }  // namespace
 
+// Of a newer daemon: shown, never taken for something else.
+std::string UnknownEnum(int number) { return absl::StrCat("UNKNOWN_", number); }
+
 std::string PhaseName(v1::VersionPhase phase) {
-  return phase == v1::VERSION_PHASE_UNSPECIFIED ? "" : v1::VersionPhase_Name(phase);
+  if (phase == v1::VERSION_PHASE_UNSPECIFIED) return "";
+  const std::string name = v1::VersionPhase_Name(phase);
+  return name.empty() ? UnknownEnum(phase) : name;
 }
 
 std::string HealthName(v1::Health health) {
-  return health == v1::HEALTH_UNSPECIFIED ? "" : v1::Health_Name(health);
+  if (health == v1::HEALTH_UNSPECIFIED) return "";
+  const std::string name = v1::Health_Name(health);
+  return name.empty() ? UnknownEnum(health) : name;
 }
 
 std::string VersionName(const v1::Version& version) {
@@ -296,6 +304,10 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   json.Field("rereadVersions", uint64_t{restart.reread_versions()});
   json.Field("failedVersions", uint64_t{restart.failed_versions()});
   json.Field("problem", restart.problem());
+  json.EndObject();
+  json.Key("desired");
+  json.BeginObject();
+  WriteDesired(json, status.desired());
   json.EndObject();
   json.Key("device");
   json.BeginObject();

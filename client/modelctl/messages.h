@@ -11,6 +11,7 @@
 
 namespace modelhost::modelctl {
 
+std::string UnknownEnum(int number);                  // "UNKNOWN_9": a newer daemon's.
 std::string PhaseName(v1::VersionPhase phase);        // "READY"
 std::string HealthName(v1::Health health);            // "OK"
 std::string VersionName(const v1::Version& version);  // "planner@8"; on disk's name when INVALID.

@@ -95,7 +95,10 @@ class Follower {
   }
 
   Exit AtEnd() {
-    if (last_.has_value() && IsFinished(last_->state())) return Exit::Ok();
+    // Also in a state that only a newer daemon knows.
+    if (last_.has_value() && (IsFinished(last_->state()) || last_->has_finished())) {
+      return Exit::Ok();
+    }
     if (!status_.ok() && !last_.has_value()) return context_.RpcExit(status_, what_);
     if (!status_.ok() && status_.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return context_.RpcExit(status_, what_);

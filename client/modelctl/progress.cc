@@ -7,6 +7,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/modelctl/exit_code.h"
+#include "client/modelctl/messages.h"
 #include "client/modelctl/render.h"
 
 namespace modelhost::modelctl {
@@ -25,9 +26,9 @@ int Percent(uint64_t done, uint64_t total) {
 }  // namespace
 
 std::string KindName(v1::OperationKind kind) {
-  return kind == v1::OPERATION_KIND_UNSPECIFIED
-             ? "operation"
-             : absl::AsciiStrToLower(v1::OperationKind_Name(kind));
+  if (kind == v1::OPERATION_KIND_UNSPECIFIED) return "operation";
+  const std::string name = v1::OperationKind_Name(kind);
+  return absl::AsciiStrToLower(name.empty() ? UnknownEnum(kind) : name);
 }
 
 std::string StateName(v1::OperationState state) {
@@ -36,8 +37,10 @@ std::string StateName(v1::OperationState state) {
       return "unknown";
     case v1::OPERATION_FAILED:
       return "failed";
-    default:
-      return absl::AsciiStrToLower(v1::OperationState_Name(state));
+    default: {
+      const std::string name = v1::OperationState_Name(state);
+      return absl::AsciiStrToLower(name.empty() ? UnknownEnum(state) : name);
+    }
   }
 }
 
@@ -54,6 +57,7 @@ void WriteOperation(JsonWriter& json, const v1::Operation& operation) {
   json.Field("version", uint64_t{operation.version()});
   json.Field("label", operation.label());
   json.Field("requestedByUid", operation.requested_by_uid());
+  json.Field("trigger", operation.trigger());
   if (operation.has_started()) json.Field("started", Rfc3339(ToAbsl(operation.started())));
   if (operation.has_finished()) json.Field("finished", Rfc3339(ToAbsl(operation.finished())));
   json.Field("sequence", uint64_t{operation.sequence()});

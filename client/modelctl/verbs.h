@@ -28,6 +28,10 @@ Exit Leases(Context& context, const std::string& model, bool stale);
 Exit Health(Context& context, const std::string& model);
 Exit VersionVerb(Context& context);
 
+// --- verbs_config.cc
+Exit ConfigShow(Context& context);
+Exit ConfigReload(Context& context);
+
 // --- verbs_describe.cc
 Exit Describe(Context& context, const std::string& ref);
 

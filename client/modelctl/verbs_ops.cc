@@ -247,7 +247,9 @@ Exit OpsShow(Context& context, const std::string& text) {
   if (!operation->label().empty()) table.Add({"label", operation->label()});
   table.Add({"phase", operation->phase()});
   table.Add({"progress", ProgressOf(*operation)});
-  table.Add({"asked for by", absl::StrCat("uid ", operation->requested_by_uid())});
+  table.Add({"asked for by", operation->trigger() == "desired"
+                                 ? "the desired state file"
+                                 : absl::StrCat("uid ", operation->requested_by_uid())});
   table.Add({"started", operation->has_started() ? Rfc3339(ToAbsl(operation->started())) : ""});
   table.Add({"took", HumanDuration(TookOf(*operation))});
   if (!operation->message().empty()) table.Add({"message", operation->message()});

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "client/modelctl/desired.h"
 #include "client/modelctl/messages.h"
 #include "client/modelctl/ref.h"
 #include "client/modelctl/render.h"
@@ -205,6 +206,7 @@ Exit Status(Context& context) {
                device.reason().empty() ? device.mode()
                                        : absl::StrCat(device.mode(), ": ", device.reason())});
   }
+  AddDesiredRows(table, status->desired(), context.wide());
   table.Add({"models", absl::StrCat(status->models())});
   table.Add({"clients", absl::StrCat(status->clients(), ", ", Plural(status->leases(), "lease"))});
   if (status->restart().fd_store() || context.wide()) {

@@ -72,7 +72,7 @@ TEST_F(ClientTest, AnOlderDaemonIsNotToldTheLabelOfADeclaredLease) {
   const HandlePtr planner = Acquired(client, "planner");
   server_->Stop();
   Faults faults;
-  faults.frame_abi = 1;
+  faults.abi_max = 1;
   server_->SetFaults(faults);
   server_->Start();
   EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 1; }));

@@ -4,6 +4,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "client/src/other_abi.h"
 #include "client/src/process.h"
 
 namespace modelhost {
@@ -78,7 +79,9 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
     return broken;
   }
   std::memcpy(&reply, buffer.data(), sizeof(reply));
-  if (reply.abi < abi::kFrameAbiMin || reply.abi > abi::kFrameAbi) return broken;
+  if (reply.abi < abi::kFrameAbiMin || reply.abi > abi::kFrameAbi) {
+    return OtherAbi("handle protocol: the daemon answered in", reply.abi, abi::kFrameAbi);
+  }
   auto page = CatalogueReader::Map(frame->fds[0], reply.page_bytes, reply.epoch);
   if (!page.ok()) return std::move(page).error();
   page_ = *std::move(page);

@@ -53,6 +53,8 @@ class LogObserver final : public Observer {
   void OnRestart(const RestartSnapshot& restart) override;
   void OnRestored(const VersionKey& key, RestoreOutcome outcome) override;
   void OnScan(uint64_t added, uint64_t invalid) override;
+  void OnDesiredFile(const DesiredFileReport& report) override;
+  void OnDesiredLabel(const DesiredRow& row) override;
 
  private:
   struct Seen {
@@ -77,6 +79,8 @@ class LogObserver final : public Observer {
   std::map<OperationId, OperationState> operations_;  // Unfinished ones.
   std::map<std::string, Refusals> refusals_;          // By kind: the first word of what.
   uint64_t scan_invalid_ = 0;
+  DesiredFileState desired_state_ = DesiredFileState::kOff;
+  std::string desired_error_;
 };
 
 }  // namespace modelhost

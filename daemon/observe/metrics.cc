@@ -270,6 +270,7 @@ void Metrics::OnOperation(const OperationSnapshot& operation) {
   if ((!swap && !rollback) || !operation.finished_state()) return;
 
   const std::string model = KnownModel(operation.model);
+  const std::string trigger = OneOf(operation.trigger, {kTriggerApi, kTriggerDesired});
   const char* outcome = rollback ? "rolled_back" : "success";
   if (operation.state == OperationState::kFailed) {
     outcome = WasCancelled(operation.status) ? "cancelled" : "failed";
@@ -277,11 +278,11 @@ void Metrics::OnOperation(const OperationSnapshot& operation) {
              operation.state == OperationState::kAborted) {
     outcome = "cancelled";
   }
-  swaps_.Add({{"outcome", outcome}, {"model", model}, {"trigger", "api"}}).Increment();
+  swaps_.Add({{"outcome", outcome}, {"model", model}, {"trigger", trigger}}).Increment();
   swap_duration_.Add({{"model", model}, {"outcome", outcome}}, LoadBuckets())
       .Observe(Seconds(operation.finished - operation.started));
   if (rollback && operation.state == OperationState::kSucceeded) {
-    rollbacks_.Add({{"model", model}, {"trigger", "api"}}).Increment();
+    rollbacks_.Add({{"model", model}, {"trigger", trigger}}).Increment();
   }
 }
 

@@ -101,6 +101,32 @@ void RenderProcessWide(const RegistryState& state, std::vector<MetricFamily>& ou
   operations.AddTo(out);
 }
 
+void RenderDesired(const DesiredSnapshot& desired, std::vector<MetricFamily>& out) {
+  if (desired.state == DesiredFileState::kOff) return;
+  GaugeFamily file_ok("modelhost_desired_file_ok",
+                      "1 when the desired state file is there and good.");
+  file_ok.Add({}, desired.state == DesiredFileState::kOk ? 1 : 0);
+  file_ok.AddTo(out);
+
+  GaugeFamily labels("modelhost_desired_labels",
+                     "Labels of the last good desired state file, by how they stand.");
+  labels.Add({{"state", "in_sync"}}, static_cast<double>(desired.in_sync));
+  labels.Add({{"state", "pending"}}, static_cast<double>(desired.pending));
+  labels.Add({{"state", "failed"}}, static_cast<double>(desired.failed));
+  labels.AddTo(out);
+
+  GaugeFamily drifting("modelhost_desired_drifting_labels",
+                       "Labels that were as desired and were moved by somebody else.");
+  drifting.Add({}, static_cast<double>(desired.drifting));
+  drifting.AddTo(out);
+
+  if (desired.last_converged == absl::InfinitePast()) return;
+  GaugeFamily converged("modelhost_desired_last_converged_timestamp_seconds",
+                        "When all desired labels came to be in sync last, in Unix time.");
+  converged.Add({}, absl::ToDoubleSeconds(desired.last_converged - absl::UnixEpoch()));
+  converged.AddTo(out);
+}
+
 void RenderLabels(const RegistryState& state, std::vector<MetricFamily>& out) {
   GaugeFamily version("modelhost_label_version", "The version that a label names.");
   GaugeFamily generation("modelhost_label_generation", "Moves of a label so far.");
@@ -219,6 +245,7 @@ std::vector<MetricFamily> RenderState(const RegistryState& state, const Resident
                                       absl::Time now) {
   std::vector<MetricFamily> out;
   RenderProcessWide(state, out);
+  RenderDesired(state.status.desired, out);
   RenderLabels(state, out);
   RenderVersions(state, resident, out);
   RenderLeases(state, now, out);

@@ -188,7 +188,7 @@ uint32_t RequestIdOf(Bytes frame) {
 absl::StatusOr<uint32_t> NegotiateAbi(const HelloRequest& hello) {
   const uint32_t newest = std::min(hello.abi_max, abi::kFrameAbi);
   if (newest >= hello.abi_min && newest >= abi::kFrameAbiMin) return newest;
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::UnimplementedError(absl::StrCat(
       "handle protocol: this client speaks ", hello.abi_min, " to ", hello.abi_max,
       ", this daemon speaks ", abi::kFrameAbiMin, " to ", abi::kFrameAbi, " (",
       hello.abi_max < abi::kFrameAbiMin ? "update libmodelhost" : "update modelhostd", ")"));

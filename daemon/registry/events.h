@@ -82,6 +82,10 @@ class Observer {
   virtual void OnRestart(const RestartSnapshot& /*restart*/) {}
   // For each version that was resident before the restart.
   virtual void OnRestored(const VersionKey& /*key*/, RestoreOutcome /*outcome*/) {}
+  // After each look at the desired state file.
+  virtual void OnDesiredFile(const DesiredFileReport& /*report*/) {}
+  // How a label that it names stands, when that is another than before.
+  virtual void OnDesiredLabel(const DesiredRow& /*row*/) {}
   virtual void OnScan(uint64_t /*staged*/, uint64_t /*invalid*/) {}
 };
 

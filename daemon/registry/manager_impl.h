@@ -18,6 +18,8 @@
 #include "daemon/registry/capacity_plan.h"
 #include "daemon/registry/commit_gate.h"
 #include "daemon/registry/event_ring.h"
+#include "daemon/registry/desired_book.h"
+#include "daemon/registry/desired_plan.h"
 #include "daemon/registry/lifecycle_policy.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/registry/operation_log.h"
@@ -391,6 +393,26 @@ struct ModelManager::Impl {
   void ReviewStale(const std::string& model);
   bool IsStale(const Lease& lease) const;
 
+  // --- manager_desired.cc
+  void FollowDesired(const std::string& file);
+  void LookAtDesired();
+  void TakeDesired(uint64_t look, DesiredText read);
+  // Whether it says something else than before.
+  bool TakeDesiredText(std::string text);
+  void SetDesiredState(DesiredFileState state, std::string error);
+  void TellDesiredFile(bool changed, std::vector<std::string> watch);
+  void TellDesiredRows(const std::vector<DesiredRow>& rows);
+  // After anything that it looks at may have changed: soon, once for all that happens in one turn.
+  void ReviewDesired();
+  void RunDesired();
+  std::vector<DesiredFacts> DesiredFactsNow() const;
+  std::pair<DesiredFacts::Target, std::string> DesiredTarget(const VersionKey& key) const;
+  void StartDesired(const DesiredFacts& fact);
+  void DesiredOperation(const OperationSnapshot& operation);
+  void DesiredFailed(const DesiredBook::Name& name, const absl::Status& why);
+  DesiredSnapshot SnapshotDesired() const;
+  void StopDesired();
+
   // --- manager_publish.cc
   void StartStaging(OperationId operation);
   // Forgets a publish whose descriptors have not all come. False: there is none.
@@ -433,6 +455,7 @@ struct ModelManager::Impl {
   std::map<std::string, ModelBook> models;
   LeaseTable leases;
   OperationLog operations;
+  DesiredBook desired;
 
   std::deque<LabelTransaction> transactions;
   bool saving_labels = false;

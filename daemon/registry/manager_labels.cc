@@ -229,6 +229,7 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
     if (auto status = CheckResourceTargets(request); !status.ok()) return status;
   }
   const OperationId id = operations.Begin(kind, first.model, first.version, request.label, by);
+  operations.Update(id, [&](OperationSnapshot& snapshot) { snapshot.trigger = request.trigger; });
   SupersedeSwaps(request, id);
   PendingSwap& swap = swaps[id];
   swap.request = std::move(request);

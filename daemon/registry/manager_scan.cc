@@ -157,6 +157,7 @@ absl::StatusOr<ModelManager::RescanResult> ModelManager::Impl::TakeScan(ScanResu
   scanned = true;
   const RescanResult applied = ApplyScan(*std::move(scan), access);
   Tell([&](Observer& observer) { observer.OnScan(applied.added, applied.invalid); });
+  ReviewDesired();
   return applied;
 }
 

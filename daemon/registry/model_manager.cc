@@ -23,6 +23,7 @@ ModelManager::Impl::Impl(Deps deps_in, ManagerOptions options_in, LabelFile labe
                    NoteOperation(operation);
                    JournalOperation(operation);
                    Tell([&](Observer& observer) { observer.OnOperation(operation); });
+                   DesiredOperation(operation);
                  }),
       journal(deps_in.os, deps_in.state_dir) {
   RestoreOperations();
@@ -70,6 +71,7 @@ void ModelManager::Impl::CancelWork() {
     deps.loop.CancelTimer(std::exchange(journal_timer, 0));
     FlushJournal();
   }
+  StopDesired();
   const absl::Status why =
       absl::UnavailableError("the daemon is stopping (connect again when it is back)");
   while (!pending_acquires.empty()) TakePending(pending_acquires.begin()->first).done(why);
@@ -217,6 +219,7 @@ ModelSnapshot ModelManager::Impl::SnapshotModel(const std::string& name,
 void ModelManager::Impl::Changed(const VersionRecord& record) {
   const VersionSnapshot snapshot = Snapshot(record);
   Tell([&](Observer& observer) { observer.OnVersion(snapshot); });
+  ReviewDesired();
 }
 
 std::vector<std::string> ModelManager::Impl::NotReadyReasons() const {
@@ -335,6 +338,7 @@ StatusSnapshot ModelManager::Status() const {
   status.invalid_transitions = impl.invalid_transitions;
   status.journal_error = std::string(impl.journal_status.message());
   status.restart = impl.SnapshotRestart();
+  status.desired = impl.SnapshotDesired();
   return status;
 }
 

@@ -73,6 +73,7 @@ struct SwapRequest {
   std::optional<uint64_t> if_current;     // 0: the label must not be set.
   std::string strategy = "availability";  // "availability", "resource", "auto".
   bool allow_downtime = false;
+  std::string trigger = kTriggerApi;  // Of the operation.
 };
 
 struct SwapPlanRow {
@@ -154,10 +155,13 @@ struct ManagerOptions {
   absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   absl::Duration health_interval = absl::Seconds(2);
   std::string file_protection = "file_mode";
-  uint32_t own_uid = 0;  // For per-model read_groups.
+  uint32_t own_uid = 0;  // For per-model read_groups, and of what the daemon does by itself.
   RetryPolicy retry;     // Of loads.
   // After a start: what the last daemon had resident is kept this long for clients to come back.
   absl::Duration restart_grace = absl::Seconds(30);
+  // The desired state file: read this often though nothing tells of a change, and for how long.
+  absl::Duration desired_poll = absl::Seconds(10);
+  absl::Duration desired_read_limit = absl::Seconds(30);
 };
 
 class ModelManager {
@@ -313,6 +317,14 @@ class ModelManager {
   // versions that FAILED again, and looks at the machine for what is READY. A version that may not
   // be served any more is not granted and gets no label; leases on it go on.
   void ReviewServed();
+
+  // Follows a desired state file from now on (desired_file.h); empty: none any more. Labels that it
+  // names are brought there by swaps of the daemon's own, and back when somebody moves them; a file
+  // that is missing or broken changes nothing. The same file again is read again. Also before
+  // Start.
+  void FollowDesired(const std::string& file);
+  // A hint that the file may have changed.
+  void LookAtDesired();
 
   absl::StatusOr<OperationSnapshot> GetOperation(OperationId operation) const;
   std::vector<OperationSnapshot> ListOperations()

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/region/resident_version.h"
+#include "daemon/registry/desired_plan.h"
 #include "daemon/registry/ids.h"
 #include "daemon/registry/lease_table.h"
 #include "daemon/registry/version_state.h"
@@ -66,6 +67,30 @@ struct RestartSnapshot {
 enum class RestoreOutcome : uint8_t { kSuccess, kReread, kFailed };
 absl::string_view RestoreOutcomeName(RestoreOutcome outcome);
 
+// The desired state file, and how the labels that it names stand.
+struct DesiredSnapshot {
+  std::string file;
+  DesiredFileState state = DesiredFileState::kOff;
+  std::string error;                                 // In kMissing and kBroken.
+  absl::Time last_read = absl::InfinitePast();       // Of a good file.
+  absl::Time last_converged = absl::InfinitePast();  // When all came to be in sync.
+  uint64_t in_sync = 0;
+  uint64_t pending = 0;
+  uint64_t failed = 0;
+  uint64_t drifting = 0;         // Of those that are not in sync.
+  std::vector<DesiredRow> rows;  // By model and label; those of the last good file.
+};
+
+// One look at the file.
+struct DesiredFileReport {
+  std::string file;
+  DesiredFileState state = DesiredFileState::kOff;
+  std::string error;
+  uint64_t wanted = 0;             // Labels.
+  bool changed = false;            // It says something else than before.
+  std::vector<std::string> watch;  // Directories to watch for the next change; empty: no news.
+};
+
 struct StatusSnapshot {
   uint64_t epoch = 0;
   absl::Time started;
@@ -88,6 +113,7 @@ struct StatusSnapshot {
   uint64_t invalid_transitions = 0;
   std::string journal_error;  // Of the last write of operations.jsonl; empty when it went well.
   RestartSnapshot restart;
+  DesiredSnapshot desired;
 };
 
 enum class OperationKind : uint8_t {
@@ -100,6 +126,9 @@ enum class OperationKind : uint8_t {
   kDelete,
   kGc,
 };
+// Who asked for an operation: a caller, or the desired state file.
+inline constexpr char kTriggerApi[] = "api";
+inline constexpr char kTriggerDesired[] = "desired";
 // ABORTED is not the asker's doing: a newer operation took its place (its `successor`), or the
 // daemon ended.
 enum class OperationState : uint8_t {
@@ -145,6 +174,7 @@ struct OperationSnapshot {
   uint64_t version = 0;
   std::string label;
   uint32_t requested_by_uid = 0;
+  std::string trigger = kTriggerApi;
   absl::Time started;
   absl::Time finished;
   uint64_t sequence = 0;  // +1 at every change of this operation.

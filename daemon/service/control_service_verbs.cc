@@ -210,6 +210,28 @@ grpc::Status ControlService::Rescan(grpc::ServerContext* context,
   return grpc::Status::OK;
 }
 
+grpc::Status ControlService::ReloadConfig(grpc::ServerContext* context,
+                                          const v1::ReloadConfigRequest* /*request*/,
+                                          v1::ReloadConfigResponse* response) {
+  const ErrorMetadata about = {{"verb", "ReloadConfig"}};
+  if (const auto peer = Admit(*context, Right::kCommand, "ReloadConfig"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  const auto report = Await<ReloadReport>(
+      *context, [&config = deps_.config](auto done) { config.Reload(std::move(done)); });
+  if (!report.ok()) return ToGrpcStatus(report.status(), about);
+  response->set_file(SafeText(report->file));
+  response->set_store_error(SafeText(report->store_error));
+  for (const ConfigChange& change : report->changes) {
+    v1::ConfigChange* added = response->add_changes();
+    added->set_key(SafeText(change.key));
+    added->set_from(SafeText(change.from));
+    added->set_to(SafeText(change.to));
+    added->set_needs_restart(change.needs_restart);
+  }
+  return grpc::Status::OK;
+}
+
 grpc::Status ControlService::CancelOperation(grpc::ServerContext* context,
                                              const v1::GetOperationRequest* request,
                                              v1::Operation* response) {

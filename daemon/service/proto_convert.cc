@@ -283,6 +283,7 @@ v1::Operation ToProto(const OperationSnapshot& operation) {
   out.set_version(operation.version);
   out.set_label(SafeText(operation.label));
   out.set_requested_by_uid(operation.requested_by_uid);
+  out.set_trigger(operation.trigger);
   if (IsSet(operation.started)) ToProto(operation.started, out.mutable_started());
   out.set_sequence(operation.sequence);
   out.set_phase(operation.phase);
@@ -376,6 +377,30 @@ v1::ClientInfo ToProto(const Session& session) {
   return out;
 }
 
+void ToProto(const DesiredSnapshot& desired, v1::DesiredStatus* out) {
+  out->set_file(SafeText(desired.file));
+  out->set_state(std::string(DesiredFileStateName(desired.state)));
+  out->set_error(SafeText(desired.error));
+  out->set_wanted(desired.in_sync + desired.pending + desired.failed);
+  out->set_in_sync(desired.in_sync);
+  out->set_pending(desired.pending);
+  out->set_failed(desired.failed);
+  out->set_drifting(desired.drifting);
+  if (IsSet(desired.last_read)) ToProto(desired.last_read, out->mutable_last_read());
+  if (IsSet(desired.last_converged)) ToProto(desired.last_converged, out->mutable_last_converged());
+  for (const DesiredRow& row : desired.rows) {
+    v1::DesiredLabel* added = out->add_labels();
+    added->set_model(row.model);
+    added->set_label(row.label);
+    added->set_want(row.want);
+    added->set_have(row.have);
+    added->set_state(std::string(DesiredLabelStateName(row.state)));
+    added->set_drifting(row.drifting);
+    added->set_reason(SafeText(row.reason));
+    added->set_line(row.line);
+  }
+}
+
 void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse* out) {
   out->set_epoch(status.epoch);
   if (IsSet(status.started)) {
@@ -400,6 +425,7 @@ void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse
   out->set_models(status.models);
   out->set_invalid_transitions(status.invalid_transitions);
   out->set_journal_error(SafeText(status.journal_error));
+  ToProto(status.desired, out->mutable_desired());
   v1::RestartStatus* restart = out->mutable_restart();
   restart->set_fd_store(status.restart.fd_store);
   restart->set_parked(status.restart.parked);

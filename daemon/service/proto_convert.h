@@ -46,6 +46,7 @@ v1::Failure FailureOf(const absl::Status& status);
 v1::Lease ToProto(const Lease& lease, const Session* session);
 // Without its leases.
 v1::ClientInfo ToProto(const Session& session);
+void ToProto(const DesiredSnapshot& desired, v1::DesiredStatus* out);
 // Without what only the server knows (version, addresses, pid).
 void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse* out);
 
