@@ -33,6 +33,7 @@ struct Config {
     int threads = 0;  // 0: one per core, at most 8.
     VerifyPolicy verify = VerifyPolicy::kFull;
     std::string io_priority = "best-effort:6";  // "best-effort:0".."best-effort:7", "idle", "none".
+    LoadPace pace;                              // "auto", "off" or "SIZE/s".
     IsolateParsing isolate_parsing = IsolateParsing::kAuto;
   };
   struct Device {

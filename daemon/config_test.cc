@@ -30,6 +30,7 @@ memlock = "required"
 threads = 3
 verify = "manifest"
 io_priority = "idle"
+pace = "200MiB/s"
 [device]
 enabled = false
 pinned_ring = "64MiB"
@@ -58,6 +59,8 @@ keep_previous = "90s"
   EXPECT_EQ(config->load.threads, 3);
   EXPECT_EQ(config->load.verify, VerifyPolicy::kManifest);
   EXPECT_EQ(config->load.io_priority, "idle");
+  EXPECT_TRUE(config->load.pace.kind == LoadPace::Kind::kRate);
+  EXPECT_EQ(config->load.pace.bytes_per_second, uint64_t{200} << 20);
   EXPECT_FALSE(config->device.enabled);
   EXPECT_EQ(config->device.pinned_ring_bytes, uint64_t{64} << 20);
   EXPECT_EQ(config->metrics.listen, "[::1]:9000");
@@ -105,6 +108,9 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("[load]\nthreads = 1.5"), HasSubstr("expected an integer"));
   EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
   EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
+  for (const char* pace : {"fast", "", "200MiB", "0MiB/s", "-1/s", "/s", "auto/s"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("[load]\npace = \"", pace, "\"")), HasSubstr("200MiB/s"));
+  }
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
 }
 

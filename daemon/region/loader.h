@@ -21,6 +21,7 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
 #include "daemon/region/contents_indexer.h"
+#include "daemon/region/load_pacer.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/region/progress_meter.h"
 #include "daemon/region/region_cache.h"
@@ -55,6 +56,8 @@ struct LoaderOptions {
   MemlockPolicy memlock = MemlockPolicy::kBestEffort;
   int threads = 2;  // Of one load. 0: one per core, at most 8.
   std::string io_priority = "best-effort:6";
+  LoadPace pace = {};
+  int cores = 0;  // Of the machine. 0: ask it.
 };
 
 class Loader {
@@ -69,6 +72,9 @@ class Loader {
   // whole file. Changes nothing but the record of what is verified. DATA_LOSS names the file and
   // the first bad chunk. CANCELLED as for Load.
   absl::Status Verify(const LoadRequest& request);
+
+  // How many clients there are that a load could disturb (load_pacer.h). Any thread.
+  void SetClients(size_t clients) { pacer_.SetClients(clients); }
 
  private:
   friend class LoadJob;  // One call of Load (load_job.h).
@@ -85,6 +91,7 @@ class Loader {
   IndexBuilder& index_builder_;
   Machine& machine_;
   const LoaderOptions options_;
+  LoadPacer pacer_;
 };
 
 }  // namespace modelhost
