@@ -71,7 +71,11 @@ class MixedOperations(Footprint):
         status, versions = wait_for("all to come to rest", at_rest)
         self.assertEqual(int(status.get("invalidTransitions", 0)), 0)
         ready = {(v["model"], v["version"]): v for v in versions if v["phase"] == "READY"}
-        held = sum(int(v["hostBytes"]) for v in ready.values())
+        regions = {}  # Versions of the same content share them.
+        for model, version in ready:
+            answer = rpc.call("GetVersion", {"model": model, "version": version})["responses"][0]
+            regions.update({(r["sha256"], r["kind"]): int(r.get("bytes", 0)) for r in answer["regions"]})
+        held = sum(regions.values())
         pools = {pool["name"]: int(pool.get("reservedBytes", 0)) for pool in status["pools"]}
         self.assertEqual(pools["host"], held, "booked is what is there")
         labelled = 0
@@ -124,8 +128,8 @@ class Sets(Footprint):
                 self.publish(name, version, folder=folder)
                 self.ctl("load", f"{name}@{version}")
         self.ctl("swap", "a", "--version", "1", "--set", "b=1")
-        answer = self.stress("set_readers", "--models=a,b", f"--swaps={many(150, 1000)}",
-                             "--readers=64", f"--idle-seconds={many(1, 10)}",
+        answer = self.stress("set_readers", "--models=a,b", f"--swaps={many(100, 1000)}",
+                             "--readers=64", f"--hz={many(5, 20)}", f"--idle-seconds={many(1, 10)}",
                              user=OPERATOR, deadline_s=900)
         self.assertEqual(answer["bad"], 0, answer)
         self.assertGreater(answer["adopted"], 32)

@@ -1,9 +1,10 @@
 // What the others notice: one process attaches again and again, another one reads tensors in a loop
 // of a fixed rate, as a controller does. tests/bench/run has both do so with and without a load.
 //
-//   attach_loop --runtime-dir=D --ref=R --seconds=N --hz=N
+//   attach_loop --runtime-dir=D --ref=R --seconds=N --hz=N [--slow-us=N]
 //
-// Prints one JSON object of microseconds: how long an attach takes (connect, acquire, first byte),
+// What takes longer than --slow-us is told on stderr, with its moment (CLOCK_MONOTONIC). Prints one
+// JSON object of microseconds: how long an attach takes (connect, acquire, first byte),
 // and how much later than planned the reader had read 64 KiB (its gap).
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -33,8 +34,13 @@ struct Shared {
   std::atomic<uint64_t> gaps[kMostGaps];
 };
 
+void Slow(const char* what, uint64_t when, uint64_t took) {
+  std::fprintf(stderr, "slow %s %llu %.1f\n", what, static_cast<unsigned long long>(when),
+               static_cast<double>(took) / 1e3);
+}
+
 [[noreturn]] void ReadLoop(Shared& shared, const std::string& runtime_dir, const std::string& ref,
-                           uint64_t hz) {
+                           uint64_t hz, uint64_t slow_ns) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   mh_handle* handle = Acquire(Connect(runtime_dir), ref);
   mh_tensor_view view = MH_TENSOR_VIEW_INIT;
@@ -51,6 +57,7 @@ struct Shared {
     }
     shared.sum.fetch_add(SumWords(view.data, nbytes));
     const uint64_t now = NowNs();
+    if (now - next > slow_ns) Slow("read", next, now - next);
     const size_t number = shared.count.load();
     if (number < kMostGaps) {
       shared.gaps[number].store(now - next);
@@ -66,12 +73,13 @@ int Main(int argc, char** argv) {
   const std::string ref = Flag(argc, argv, "ref", "");
   const double seconds = std::stod(Flag(argc, argv, "seconds", "5"));
   const uint64_t hz = std::stoull(Flag(argc, argv, "hz", "500"));
+  const uint64_t slow_ns = std::stoull(Flag(argc, argv, "slow-us", "1000000000")) * 1000;
   void* memory =
       ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) Die("mmap", "no memory");
   auto* shared = new (memory) Shared{};
   const pid_t reader = ::fork();
-  if (reader == 0) ReadLoop(*shared, runtime_dir, ref, hz);
+  if (reader == 0) ReadLoop(*shared, runtime_dir, ref, hz, slow_ns);
   while (!shared->ready.load()) {
     if (::waitpid(-1, nullptr, WNOHANG) > 0) Die("the reader", "ended before it began");
     ::usleep(500);
@@ -86,6 +94,7 @@ int Main(int argc, char** argv) {
     if (mh_tensor_at(handle, 0, &view) != MH_OK) Die(ref, "has no tensor");
     (void)*static_cast<const volatile unsigned char*>(view.data);
     attaches.push_back(NowNs() - start);
+    if (attaches.back() > slow_ns) Slow("attach", start, attaches.back());
     mh_release(handle);
     mh_disconnect(client);
     ::usleep(1000);  // Nodes start now and then; they do not use up a core with it.

@@ -70,7 +70,8 @@ void ReadAll(const mh_handle* handle) {
         break;
       case 5: {
         mh_file_view view = MH_FILE_VIEW_INIT;
-        if (mh_file(handle, "config.json", &view) != MH_OK) Die("mh_file", "config.json");
+        if (mh_file_at(handle, 0, &view) != MH_OK) Die("mh_file_at", "0");
+        if (mh_file(handle, view.path, &view) != MH_OK) Die("mh_file", view.path);
         break;
       }
       default:
