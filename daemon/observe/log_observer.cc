@@ -198,10 +198,11 @@ void LogObserver::OnReady(bool ready) {
   logger_.Write(ready ? LogLevel::kInfo : LogLevel::kWarning, LogLine("ready").Add("ready", ready));
 }
 
-void LogObserver::OnInvalidTransition(const VersionKey& key, Phase from, Phase to) {
+void LogObserver::OnInvalidTransition(const VersionKey& key, absl::string_view track,
+                                      absl::string_view from, absl::string_view to) {
   logger_.Write(
       LogLevel::kError,
-      ForVersion("invalid_transition", key).Add("from", PhaseName(from)).Add("to", PhaseName(to)));
+      ForVersion("invalid_transition", key).Add("track", track).Add("from", from).Add("to", to));
 }
 
 void LogObserver::OnScan(uint64_t added, uint64_t invalid) {

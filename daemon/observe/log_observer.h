@@ -41,7 +41,8 @@ class LogObserver final : public Observer {
                         const absl::Status& status) override;
   void OnRefused(const Peer& peer, const std::string& what) override;
   void OnReady(bool ready) override;
-  void OnInvalidTransition(const VersionKey& key, Phase from, Phase to) override;
+  void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
+                           absl::string_view to) override;
   void OnScan(uint64_t added, uint64_t invalid) override;
 
  private:

@@ -285,7 +285,8 @@ void Metrics::OnRefused(const Peer& /*peer*/, const std::string& what) {
   refused_.Add({{"what", VerbLabel(what)}}).Increment();
 }
 
-void Metrics::OnInvalidTransition(const VersionKey& /*key*/, Phase /*from*/, Phase /*to*/) {
+void Metrics::OnInvalidTransition(const VersionKey& /*key*/, absl::string_view /*track*/,
+                                  absl::string_view /*from*/, absl::string_view /*to*/) {
   invalid_transitions_.Increment();
 }
 

@@ -57,7 +57,8 @@ class Metrics final : public Observer {
   void OnIntegrityCheck(const std::string& model, const std::string& kind,
                         const absl::Status& status) override;
   void OnRefused(const Peer& peer, const std::string& what) override;
-  void OnInvalidTransition(const VersionKey& key, Phase from, Phase to) override;
+  void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
+                           absl::string_view to) override;
 
  private:
   template <typename Metric>

@@ -48,7 +48,7 @@ TEST_F(MetricsTest, SaysWhatItWasBuiltFrom) {
 
 TEST_F(MetricsTest, InvalidTransitionsAreThereFromTheStart) {
   EXPECT_EQ(Scrape().Value("modelhost_invalid_transitions_total"), 0);
-  metrics_.OnInvalidTransition(kPlanner, Phase::kReady, Phase::kLoading);
+  metrics_.OnInvalidTransition(kPlanner, "phase", "READY", "LOADING");
   EXPECT_EQ(Scrape().Value("modelhost_invalid_transitions_total"), 1);
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "daemon/registry/snapshots.h"
 
@@ -50,7 +51,10 @@ class Observer {
                                 const absl::Status& /*status*/) {}
   virtual void OnRefused(const Peer& /*peer*/, const std::string& /*what*/) {}
   virtual void OnReady(bool /*ready*/) {}
-  virtual void OnInvalidTransition(const VersionKey& /*key*/, Phase /*from*/, Phase /*to*/) {}
+  // A change that the tables of version_state.h forbid was asked for, and refused. `track` is
+  // "phase", "health" or "residency".
+  virtual void OnInvalidTransition(const VersionKey& /*key*/, absl::string_view /*track*/,
+                                   absl::string_view /*from*/, absl::string_view /*to*/) {}
   virtual void OnScan(uint64_t /*staged*/, uint64_t /*invalid*/) {}
 };
 

@@ -130,9 +130,9 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                                               record->digest->Short(), ", not ", ref.digest.Short(),
                                               " as asked"));
     }
-    const bool leasable = record->phase == Phase::kReady ||
-                          (record->phase == Phase::kDraining && record->unload == 0);
-    if (!leasable) {
+    const Verdict may_grant = MayGrant(FactsOf(*record));
+    if (may_grant == Verdict::kSuspect) return SuspectError(*record);
+    if (may_grant != Verdict::kYes) {
       return absl::FailedPreconditionError(
           absl::StrCat(key->ToString(), ": not READY but ", PhaseName(record->phase),
                        record->error.ok() ? "" : ": ", record->error.message(),
@@ -140,7 +140,6 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                            ? " (wait for it)"
                            : absl::StrCat(" (`modelctl load ", key->ToString(), "`)")));
     }
-    if (record->health == Health::kSuspect) return SuspectError(*record);
     if (auto may = MayServe(*record); !may.ok()) return may;
     records.push_back(record);
   }

@@ -8,27 +8,28 @@
 
 namespace modelhost {
 
-bool ModelManager::Impl::PartlyPinned(const VersionRecord& record) {
+HealthState ModelManager::Impl::GoodHealth(const VersionRecord& record) {
   const Residency residency = PolicyOf(record.key.model).residency;
-  return options.memlock != MemlockPolicy::kOff &&
-         (residency == Residency::kPinned || residency == Residency::kSealed) &&
-         record.resident->tier != HostTier::kPinned && record.resident->host_bytes() > 0;
+  const bool partly_pinned = options.memlock != MemlockPolicy::kOff &&
+                             (residency == Residency::kPinned || residency == Residency::kSealed) &&
+                             record.resident != nullptr &&
+                             record.resident->tier != HostTier::kPinned &&
+                             record.resident->host_bytes() > 0;
+  return partly_pinned ? HealthState{Health::kDegraded, HealthReason::kPinPartial} : HealthState{};
 }
 
-void ModelManager::Impl::SetGoodHealth(VersionRecord& record) {
-  const bool partly = PartlyPinned(record);
-  SetHealth(record, partly ? Health::kDegraded : Health::kOk,
-            partly ? HealthReason::kPinPartial : HealthReason::kNone);
-}
-
-void ModelManager::Impl::SetHealth(VersionRecord& record, Health health, HealthReason reason,
+bool ModelManager::Impl::SetHealth(VersionRecord& record, HealthState to, HealthCause cause,
                                    const std::string& detail) {
-  if (record.health == health && record.health_reason == reason) return;
-  record.health = health;
-  record.health_reason = reason;
-  Note(record.key, absl::StrCat("health ", HealthName(health)),
-       absl::StrCat(HealthReasonName(reason), detail.empty() ? "" : ": ", detail));
+  const HealthState from = record.health_state();
+  if (from == to) return true;
+  if (!Took(record, "health", HealthStateName(from), HealthStateName(to),
+            record.SetHealth(to, cause))) {
+    return false;
+  }
+  Note(record.key, absl::StrCat("health ", HealthName(to.health)),
+       absl::StrCat(HealthReasonName(to.reason), detail.empty() ? "" : ": ", detail));
   Changed(record);
+  return true;
 }
 
 void ModelManager::Impl::ScheduleHealthCheck() {
@@ -60,7 +61,8 @@ void ModelManager::Impl::ScheduleHealthCheck() {
               Drop(std::move(version));
               continue;
             }
-            SetHealth(*record, Health::kSuspect, HealthReason::kSourceChanged);
+            SetHealth(*record, {Health::kSuspect, HealthReason::kSourceChanged},
+                      HealthCause::kHealthCheck);
           }
           if (!stopping) ScheduleHealthCheck();
         });

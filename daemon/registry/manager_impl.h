@@ -14,17 +14,16 @@
 #include <utility>
 #include <vector>
 
+#include "daemon/registry/lifecycle_policy.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/registry/operation_log.h"
 
 namespace modelhost {
 
 // One version, from the day it was found in the store until it is gone from there and from memory.
-struct VersionRecord {
+// Its tracks are changed by Move, SetHealth and SetResidency only.
+struct VersionRecord : VersionTracks {
   VersionKey key;
-  Phase phase = Phase::kStaged;
-  Health health = Health::kOk;
-  HealthReason health_reason = HealthReason::kNone;
   absl::Status error;
   std::optional<Digest> digest;
   uint64_t file_bytes = 0;
@@ -159,6 +158,11 @@ struct ModelManager::Impl {
   VersionRecord* Find(const VersionKey& key);
   const VersionRecord* Find(const VersionKey& key) const;
   std::vector<std::string> LabelsOf(const VersionKey& key) const;
+  // What lifecycle_policy.h decides by.
+  VersionFacts FactsOf(const VersionRecord& record) const;
+  // False: the tables forbid it (`checked`), which is counted and told.
+  bool Took(const VersionRecord& record, absl::string_view track, absl::string_view from,
+            absl::string_view to, const absl::Status& checked);
   VersionSnapshot Snapshot(const VersionRecord& record) const;
   ModelSnapshot SnapshotModel(const std::string& name, const ModelBook& book) const;
   void Changed(const VersionRecord& record);
@@ -191,7 +195,6 @@ struct ModelManager::Impl {
   // True when `status` is a refusal of a budget that room is being made in; the load starts again
   // when it is there.
   bool WaitForRoom(VersionRecord& record, const absl::Status& status);
-  bool MayEvict(const VersionKey& key, const VersionRecord& record) const;
   // Bytes of a pool that idle versions hold and nobody else shares.
   uint64_t EvictableBytes(const BudgetPool& pool) const;
   // In what is free, or can be made free by evicting idle versions.
@@ -226,11 +229,13 @@ struct ModelManager::Impl {
 
   // --- manager_health.cc
   void ScheduleHealthCheck();
-  void SetHealth(VersionRecord& record, Health health, HealthReason reason,
+  // True when it is what it was asked to be, then.
+  bool SetHealth(VersionRecord& record, HealthState to, HealthCause cause,
                  const std::string& detail = "");
   // Of a resident version whose source is as it was.
-  void SetGoodHealth(VersionRecord& record);
-  bool PartlyPinned(const VersionRecord& record);
+  HealthState GoodHealth(const VersionRecord& record);
+  // Host bytes came, were replaced, or went.
+  bool SetResidency(VersionRecord& record, HostTier to);
   void Hold(VersionRecord& record) { ++record.holds; }
   void Unhold(const VersionKey& key);
 
@@ -298,6 +303,9 @@ struct ModelManager::Impl {
 
   std::deque<LabelTransaction> transactions;
   bool saving_labels = false;
+  // Targets of a write of the labels that failed: whether the disk has it is not known before
+  // another one succeeds, so nothing of theirs may be deleted.
+  std::set<VersionKey> maybe_labelled;
   std::map<OperationId, PendingSwap> swaps;
   std::map<OperationId, PendingUpload> uploads;
   struct RunningPublish {

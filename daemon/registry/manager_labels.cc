@@ -47,11 +47,12 @@ void ModelManager::Impl::RunNextTransaction() {
       LabelRecord& record = next.labels[{move.model, move.label}];
       if (move.to != 0) {
         const VersionRecord* target = Find({move.model, move.to});
-        if (target != nullptr && target->health == Health::kSuspect) {
+        const Verdict may = target == nullptr ? Verdict::kNotReady : MayLabel(FactsOf(*target));
+        if (may == Verdict::kSuspect) {
           status = SuspectError(*target);
           break;
         }
-        if (target == nullptr || target->phase != Phase::kReady) {
+        if (may != Verdict::kYes) {
           status = absl::FailedPreconditionError(
               absl::StrCat(move.model, "@", move.to, ": not READY but ",
                            target == nullptr ? "not in the store" : PhaseName(target->phase),
@@ -98,14 +99,16 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
     for (const LabelChange& change : changes) Unhold({change.model, change.to});
   };
   if (!saved.ok()) {
+    for (const LabelChange& change : changes) maybe_labelled.insert({change.model, change.to});
     unhold();
     // The rename may have happened and only the last fsync failed. Memory says the old state, so
     // the disk is told the old state again, before any other change: a late repair would undo that
     // one.
     saving_labels = true;
     OnShortPool([this, old = labels] { return SaveLabels(deps.os, deps.state_dir, old); },
-                [this](const absl::Status&) {
+                [this](const absl::Status& restored) {
                   saving_labels = false;
+                  if (restored.ok()) maybe_labelled.clear();
                   RunNextTransaction();
                 });
     transaction.done(absl::Status(
@@ -113,6 +116,7 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
                                    saved.message())));
     return;
   }
+  maybe_labelled.clear();
   labels = std::move(next);
   unhold();  // The label holds it now.
   const absl::Duration before = deps.clock.Monotonic();

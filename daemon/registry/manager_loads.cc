@@ -19,16 +19,26 @@ std::string Mebibytes(uint64_t bytes) {
 
 }  // namespace
 
+bool ModelManager::Impl::Took(const VersionRecord& record, absl::string_view track,
+                              absl::string_view from, absl::string_view to,
+                              const absl::Status& checked) {
+  if (checked.ok()) return true;
+  ++invalid_transitions;
+  Note(record.key, "forbidden", std::string(checked.message()));
+  Tell([&](Observer& observer) { observer.OnInvalidTransition(record.key, track, from, to); });
+  return false;
+}
+
 bool ModelManager::Impl::Move(VersionRecord& record, Phase to) {
   const Phase from = record.phase;
-  if (!IsAllowed(from, to)) {
-    ++invalid_transitions;
-    Tell([&](Observer& observer) { observer.OnInvalidTransition(record.key, from, to); });
-    return false;
-  }
-  record.phase = to;
+  if (!Took(record, "phase", PhaseName(from), PhaseName(to), record.MoveTo(to))) return false;
   Changed(record);
   return true;
+}
+
+bool ModelManager::Impl::SetResidency(VersionRecord& record, HostTier to) {
+  const HostTier from = record.host_tier;
+  return Took(record, "residency", HostTierName(from), HostTierName(to), record.SetHostTier(to));
 }
 
 void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waiter waiter) {
@@ -205,14 +215,14 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
 void ModelManager::Impl::Adopt(VersionRecord& record,
                                std::shared_ptr<const ResidentVersion> resident) {
   record.resident = std::move(resident);
+  // What holds no tensors is mapped all the same.
+  SetResidency(record, std::max(record.resident->tier, HostTier::kMapped));
   record.verdict = {};
   record.digest = record.resident->manifest->digest;
   record.file_bytes = record.resident->manifest->TotalBytes();
   record.last_used = deps.clock.Wall();
   record.progress = {};
-  const bool partly = PartlyPinned(record);
-  record.health = partly ? Health::kDegraded : Health::kOk;
-  record.health_reason = partly ? HealthReason::kPinPartial : HealthReason::kNone;
+  SetHealth(record, GoodHealth(record), HealthCause::kLoad);
   const LoadReport& report = record.resident->report;
   Tell([&](Observer& observer) {
     observer.OnLoadFinished(record.key, report, absl::OkStatus(), "");
@@ -285,17 +295,12 @@ void ModelManager::Impl::FinishReload(
   }
 }
 
-bool ModelManager::Impl::MayEvict(const VersionKey& key, const VersionRecord& record) const {
-  return record.phase == Phase::kReady && record.resident != nullptr && record.holds == 0 &&
-         record.reload == nullptr && leases.CountOf(key) == 0 && LabelsOf(key).empty();
-}
-
 uint64_t ModelManager::Impl::EvictableBytes(const BudgetPool& pool) const {
   std::set<const HostRegion*> kept;
   std::set<const HostRegion*> idle;
   for (const auto& [key, record] : versions) {
     if (record.resident == nullptr) continue;
-    auto& into = MayEvict(key, record) ? idle : kept;
+    auto& into = MayEvict(FactsOf(record)) ? idle : kept;
     for (const auto& region : record.resident->regions) into.insert(region.get());
   }
   uint64_t bytes = 0;
@@ -317,8 +322,7 @@ bool ModelManager::Impl::WaitForRoom(VersionRecord& record, const absl::Status& 
     if (!Fits(pool, refusal->need_bytes)) return false;
     std::vector<EvictionCandidate> candidates;
     for (const auto& [key, other] : versions) {
-      candidates.push_back({key, other.phase, !LabelsOf(key).empty(), leases.CountOf(key),
-                            other.holds > 0 || other.reload != nullptr, other.last_used});
+      candidates.push_back({key, FactsOf(other), other.last_used});
     }
     if (const auto victim = ChooseEviction(candidates)) {
       Note(*victim, "evicted", absl::StrCat("to make room for ", record.key.ToString()));

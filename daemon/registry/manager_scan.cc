@@ -66,7 +66,7 @@ void ModelManager::Impl::ApplyVerified(VersionRecord& record, const absl::Status
     // A sealed copy whose files were bad, and are good again.
     if (record.resident != nullptr && record.health == Health::kDegraded &&
         record.health_reason == HealthReason::kSourceChanged) {
-      SetGoodHealth(record);
+      SetHealth(record, GoodHealth(record), HealthCause::kVerify);
     }
     return;
   }
@@ -76,8 +76,10 @@ void ModelManager::Impl::ApplyVerified(VersionRecord& record, const absl::Status
     Move(record, Phase::kQuarantined);
   } else if (record.resident != nullptr && record.health != Health::kSuspect) {
     // A sealed copy was checked when it was made, and no disk can change it.
-    SetHealth(record, record.resident->all_sealed() ? Health::kDegraded : Health::kSuspect,
-              HealthReason::kSourceChanged, std::string(status.message()));
+    SetHealth(record,
+              {record.resident->all_sealed() ? Health::kDegraded : Health::kSuspect,
+               HealthReason::kSourceChanged},
+              HealthCause::kVerify, std::string(status.message()));
   }
 }
 
@@ -146,7 +148,8 @@ absl::StatusOr<ModelManager::RescanResult> ModelManager::Impl::TakeScan(ScanResu
     store_error = std::string(scan.status().message());
     for (auto& [key, record] : versions) {
       if (record.resident != nullptr && record.health == Health::kOk) {
-        SetHealth(record, Health::kDegraded, HealthReason::kSourceGone, store_error);
+        SetHealth(record, {Health::kDegraded, HealthReason::kSourceGone}, HealthCause::kScan,
+                  store_error);
       }
     }
     return scan.status();
@@ -193,7 +196,8 @@ void ModelManager::Impl::ApplyInvalidVersion(ModelBook& book, const std::string&
                         record->health_reason == HealthReason::kPinPartial ||
                         record->health_reason == HealthReason::kSourceGone;
   if (record->resident != nullptr && may_tell && !record->resident->all_sealed()) {
-    SetHealth(*record, Health::kDegraded, HealthReason::kSourceInvalid, version.invalid);
+    SetHealth(*record, {Health::kDegraded, HealthReason::kSourceInvalid}, HealthCause::kScan,
+              version.invalid);
   }
 }
 
@@ -237,7 +241,7 @@ ModelManager::RescanResult ModelManager::Impl::ApplyScan(std::vector<ScannedMode
     ++result.gone;
     VersionRecord& record = *Find(key);
     if (record.resident != nullptr && record.health != Health::kSuspect) {
-      SetHealth(record, Health::kDegraded, HealthReason::kSourceGone);
+      SetHealth(record, {Health::kDegraded, HealthReason::kSourceGone}, HealthCause::kScan);
     }
     ForgetIfGone(key);
   }
@@ -258,10 +262,12 @@ void ModelManager::Impl::ApplyScannedVersion(const std::string& model,
     record.file_bytes = version.bytes;
     if (version.digest.has_value()) record.digest = version.digest;
     record.created = version.created;
+    // It was gone, and is back.
+    if (record.host_tier == HostTier::kNone) SetHealth(record, {}, HealthCause::kScan);
   } else if (record.health == Health::kDegraded &&
              (record.health_reason == HealthReason::kSourceGone ||
               record.health_reason == HealthReason::kSourceInvalid)) {
-    SetGoodHealth(record);
+    SetHealth(record, GoodHealth(record), HealthCause::kScan);
   }
   record.manifest = version.manifest;
   if (!added && !returned) return;

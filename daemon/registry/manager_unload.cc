@@ -8,8 +8,7 @@
 namespace modelhost {
 
 void ModelManager::Impl::ReviewKeeping(VersionRecord& record) {
-  const bool idle =
-      record.phase == Phase::kReady && record.holds == 0 && LabelsOf(record.key).empty();
+  const bool idle = MayLapse(FactsOf(record));
   if (idle == (record.keep_timer != 0)) return;
   if (!idle) {
     deps.loop.CancelTimer(std::exchange(record.keep_timer, 0));
@@ -20,8 +19,7 @@ void ModelManager::Impl::ReviewKeeping(VersionRecord& record) {
     VersionRecord* found = Find(key);
     if (found == nullptr) return;
     found->keep_timer = 0;
-    if (found->phase != Phase::kReady || found->holds > 0 || !LabelsOf(key).empty()) return;
-    BeginDrain(*found, 0);
+    if (MayLapse(FactsOf(*found))) BeginDrain(*found, 0);
   });
 }
 
@@ -59,7 +57,7 @@ void ModelManager::Impl::StopDrain(VersionRecord& record) {
 void ModelManager::Impl::MaybeUnload(VersionRecord& record) {
   if (record.phase != Phase::kDraining) return;
   const uint64_t held = leases.CountOf(record.key);
-  if (held == 0) return StartUnload(record, false);
+  if (MayFree(FactsOf(record), /*released=*/false)) return StartUnload(record, false);
   if (record.unload != 0) {
     operations.Update(record.unload, [&](OperationSnapshot& operation) {
       operation.phase = "drain";
@@ -91,8 +89,11 @@ void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
 void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration started) {
   VersionRecord* record = Find(key);
   if (record == nullptr) return;
-  record->health = record->on_disk ? Health::kOk : Health::kDegraded;
-  record->health_reason = record->on_disk ? HealthReason::kNone : HealthReason::kSourceGone;
+  SetHealth(
+      *record,
+      record->on_disk ? HealthState{} : HealthState{Health::kDegraded, HealthReason::kSourceGone},
+      HealthCause::kFree);
+  SetResidency(*record, HostTier::kNone);
   record->progress = {};
   Move(*record, Phase::kStaged);
   const absl::Duration took = deps.clock.Monotonic() - started;
@@ -123,10 +124,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
 
 void ModelManager::Impl::ForgetIfGone(const VersionKey& key) {
   const VersionRecord* record = Find(key);
-  if (record == nullptr || record->on_disk || !record->waiters.empty()) return;
-  const bool at_rest = record->phase == Phase::kStaged || record->phase == Phase::kFailed ||
-                       record->phase == Phase::kQuarantined;
-  if (!at_rest || !LabelsOf(key).empty() || leases.CountOf(key) != 0) return;
+  if (record == nullptr || !MayForget(FactsOf(*record))) return;
   versions.erase(key);
   Tell([&](Observer& observer) { observer.OnVersionGone(key); });
 }
@@ -138,15 +136,16 @@ absl::StatusOr<OperationId> ModelManager::Unload(const VersionKey& key,
   if (impl.stopping) return Impl::StoppingError();
   VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
-  const auto names = impl.LabelsOf(key);
-  if (!names.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(key.ToString(), ": label ", absl::StrJoin(names, ", "),
-                     " names it (swap to another version first, or `modelctl label rm`)"));
-  }
-  if (record->holds > 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(key.ToString(), ": a swap to it is under way"));
+  switch (MayUnload(impl.FactsOf(*record))) {
+    case Verdict::kLabelled:
+      return absl::FailedPreconditionError(
+          absl::StrCat(key.ToString(), ": label ", absl::StrJoin(impl.LabelsOf(key), ", "),
+                       " names it (swap to another version first, or `modelctl label rm`)"));
+    case Verdict::kHeld:
+      return absl::FailedPreconditionError(
+          absl::StrCat(key.ToString(), ": a swap to it is under way"));
+    default:
+      break;
   }
   // One under way is joined: when it is over there is nothing left to unload.
   if (record->unload != 0) return record->unload;

@@ -132,6 +132,25 @@ std::vector<std::string> ModelManager::Impl::LabelsOf(const VersionKey& key) con
   return names;
 }
 
+VersionFacts ModelManager::Impl::FactsOf(const VersionRecord& record) const {
+  VersionFacts facts;
+  facts.phase = record.phase;
+  facts.health = record.health;
+  facts.resident = record.resident != nullptr;
+  facts.on_disk = record.on_disk;
+  for (auto it = labels.labels.lower_bound({record.key.model, ""});
+       it != labels.labels.end() && it->first.first == record.key.model; ++it) {
+    if (it->second.version == record.key.version) ++facts.labels;
+  }
+  facts.maybe_labelled = maybe_labelled.contains(record.key);
+  facts.leases = leases.CountOf(record.key);
+  facts.holds = record.holds;
+  facts.awaited = !record.waiters.empty();
+  facts.reloading = record.reload != nullptr;
+  facts.unload_asked = record.unload != 0;
+  return facts;
+}
+
 VersionSnapshot ModelManager::Impl::Snapshot(const VersionRecord& record) const {
   VersionSnapshot snapshot;
   snapshot.key = record.key;

@@ -41,7 +41,11 @@ class RecordingObserver : public Observer {
   void OnVersion(const VersionSnapshot& version) override {
     phases[version.key].push_back(version.phase);
   }
-  void OnInvalidTransition(const VersionKey&, Phase, Phase) override { ++invalid; }
+  void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
+                           absl::string_view to) override {
+    ++invalid;
+    ADD_FAILURE() << key.ToString() << ": forbidden " << track << " " << from << " -> " << to;
+  }
   std::map<VersionKey, std::vector<Phase>> phases;  // Control thread.
   int invalid = 0;
 };

@@ -62,14 +62,18 @@ TEST(IfCurrent, ComparesWithWhatIsThereAndNamesIt) {
 
 TEST(Eviction, TakesTheLeastRecentlyUsedThatNobodyNeeds) {
   const auto at = [](int seconds) { return absl::FromUnixSeconds(seconds); };
-  const std::vector<EvictionCandidate> candidates = {
-      {{"a", 1}, Phase::kReady, true, 0, false, at(1)},
-      {{"a", 2}, Phase::kReady, false, 1, false, at(2)},
-      {{"a", 3}, Phase::kLoading, false, 0, false, at(3)},
-      {{"a", 4}, Phase::kReady, false, 0, true, at(4)},
-      {{"a", 6}, Phase::kReady, false, 0, false, at(6)},
-      {{"a", 5}, Phase::kReady, false, 0, false, at(5)},
-  };
+  VersionFacts idle;
+  idle.phase = Phase::kReady;
+  idle.resident = true;
+  std::vector<EvictionCandidate> candidates;
+  for (uint64_t version = 1; version <= 6; ++version) {
+    candidates.push_back({{"a", version}, idle, at(static_cast<int>(version))});
+  }
+  candidates[0].facts.labels = 1;
+  candidates[1].facts.leases = 1;
+  candidates[2].facts.phase = Phase::kLoading;
+  candidates[3].facts.holds = 1;
+  std::swap(candidates[4], candidates[5]);
   EXPECT_EQ(ChooseEviction(candidates), (VersionKey{"a", 5}));
   EXPECT_EQ(ChooseEviction(std::span(candidates).first(4)), std::nullopt);
 }

@@ -56,10 +56,7 @@ absl::Status CheckIfCurrent(const std::string& model, const std::string& label,
 std::optional<VersionKey> ChooseEviction(std::span<const EvictionCandidate> candidates) {
   const EvictionCandidate* best = nullptr;
   for (const EvictionCandidate& candidate : candidates) {
-    if (candidate.phase != Phase::kReady || candidate.labelled || candidate.leases != 0 ||
-        candidate.held) {
-      continue;
-    }
+    if (!MayEvict(candidate.facts)) continue;
     if (best == nullptr || candidate.last_used < best->last_used) best = &candidate;
   }
   if (best == nullptr) return std::nullopt;

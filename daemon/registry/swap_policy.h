@@ -11,7 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/registry/ids.h"
-#include "daemon/registry/version_state.h"
+#include "daemon/registry/lifecycle_policy.h"
 
 namespace modelhost {
 
@@ -27,13 +27,10 @@ absl::Status CheckIfCurrent(const std::string& model, const std::string& label,
 
 struct EvictionCandidate {
   VersionKey key;
-  Phase phase = Phase::kStaged;
-  bool labelled = false;
-  uint64_t leases = 0;
-  bool held = false;  // A swap is about to label it.
+  VersionFacts facts;
   absl::Time last_used;
 };
-// The least recently used READY version that nobody needs, or nothing.
+// The least recently used version that MayEvict lets go, or nothing.
 std::optional<VersionKey> ChooseEviction(std::span<const EvictionCandidate> candidates);
 
 // The name of `names` that a person most likely meant by `wanted`, or nothing: at most two edits
