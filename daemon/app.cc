@@ -231,7 +231,13 @@ absl::Status App::Impl::Build() {
   load_options.memlock = config.memory.memlock;
   load_options.threads = LoadThreads(config.load.threads);
   load_options.io_priority = config.load.io_priority;
-  chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads);
+  load_options.pace = config.load.pace;
+  const auto in_background = [this] {
+    if (auto status = os.MakeThreadBackground(); !status.ok()) {
+      logger.Write(LogLevel::kWarning, LogLine("load_priority").AddError(status));
+    }
+  };
+  chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads, in_background);
   auto made_indexer = MakeIndexer();
   if (!made_indexer.ok()) return made_indexer.status();
   indexer = *std::move(made_indexer);
@@ -245,7 +251,7 @@ absl::Status App::Impl::Build() {
     parking = std::make_unique<Parking>(os, fd_store, state.dir, parking_options);
     loader->UseFdStore(*parking, restored);
   }
-  load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads);
+  load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads, in_background);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
 

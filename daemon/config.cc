@@ -116,6 +116,25 @@ absl::Status ReadIoPriority(const TomlField& field, std::string& into) {
   return absl::OkStatus();
 }
 
+absl::Status ReadPace(const TomlField& field, LoadPace& into) {
+  const auto text = field.String();
+  if (!text.ok()) return text.status();
+  absl::string_view rate = *text;
+  if (rate == "auto") {
+    into = {};
+  } else if (rate == "off") {
+    into = {LoadPace::Kind::kOff, 0};
+  } else {
+    const bool per_second = absl::ConsumeSuffix(&rate, "/s");
+    const auto bytes = ParseBytes(rate);
+    if (!per_second || !bytes.ok() || *bytes == 0) {
+      return field.Error("expected \"auto\", \"off\" or bytes a second, as in \"200MiB/s\"");
+    }
+    into = {LoadPace::Kind::kRate, *bytes};
+  }
+  return absl::OkStatus();
+}
+
 Section LoadSection(Config& config) {
   return {{"threads",
            [&](const TomlField& field) {
@@ -162,6 +181,7 @@ Section LoadSection(Config& config) {
                                             {"off", IsolateParsing::kOff}},
                                            config.load.isolate_parsing);
            }},
+          {"pace", [&](const TomlField& field) { return ReadPace(field, config.load.pace); }},
           {"io_priority",
            [&](const TomlField& field) { return ReadIoPriority(field, config.load.io_priority); }}};
 }

@@ -31,6 +31,7 @@ threads = 3
 retries = 7
 verify = "manifest"
 io_priority = "idle"
+pace = "200MiB/s"
 [device]
 enabled = false
 pinned_ring = "64MiB"
@@ -60,6 +61,8 @@ keep_previous = "90s"
   EXPECT_EQ(config->load.retries, 7);
   EXPECT_EQ(config->load.verify, VerifyPolicy::kManifest);
   EXPECT_EQ(config->load.io_priority, "idle");
+  EXPECT_TRUE(config->load.pace.kind == LoadPace::Kind::kRate);
+  EXPECT_EQ(config->load.pace.bytes_per_second, uint64_t{200} << 20);
   EXPECT_FALSE(config->device.enabled);
   EXPECT_EQ(config->device.pinned_ring_bytes, uint64_t{64} << 20);
   EXPECT_EQ(config->metrics.listen, "[::1]:9000");
@@ -108,6 +111,9 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
   EXPECT_THAT(ErrorOf("[load]\nretries = 21"), HasSubstr("0 to 20"));
   EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
+  for (const char* pace : {"fast", "", "200MiB", "0MiB/s", "-1/s", "/s", "auto/s"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("[load]\npace = \"", pace, "\"")), HasSubstr("200MiB/s"));
+  }
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
 }
 

@@ -286,9 +286,10 @@ absl::Status LoadJob::RunPass() {
   if (jobs.empty() && report_.restored_bytes > 0) return absl::OkStatus();
   progress_.Begin("prewarm", total_bytes);
   const absl::Duration started = loader_.clock_.Monotonic();
-  const auto totals = RunChunkPass(os_, loader_.clock_, loader_.executor_,
-                                   {loader_.options_.threads, loader_.options_.io_priority}, jobs,
-                                   *cancel_, progress_);
+  const auto totals =
+      RunChunkPass(os_, loader_.clock_, loader_.executor_,
+                   {loader_.options_.threads, loader_.options_.io_priority, &loader_.pacer_}, jobs,
+                   *cancel_, progress_);
   const absl::Duration passed = loader_.clock_.Monotonic() - started;
   if (cancel_->cancelled()) return Cancelled();
   if (!totals.ok()) return totals.status();

@@ -21,6 +21,7 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
 #include "daemon/region/contents_indexer.h"
+#include "daemon/region/load_pacer.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/region/parking.h"
 #include "daemon/region/progress_meter.h"
@@ -57,6 +58,8 @@ struct LoaderOptions {
   MemlockPolicy memlock = MemlockPolicy::kBestEffort;
   int threads = 2;  // Of one load. 0: one per core, at most 8.
   std::string io_priority = "best-effort:6";
+  LoadPace pace = {};
+  int cores = 0;  // Of the machine. 0: ask it.
 };
 
 class Loader {
@@ -79,6 +82,9 @@ class Loader {
   // the first bad chunk. CANCELLED as for Load.
   absl::Status Verify(const LoadRequest& request);
 
+  // How many clients there are that a load could disturb (load_pacer.h). Any thread.
+  void SetClients(size_t clients) { pacer_.SetClients(clients); }
+
  private:
   friend class LoadJob;  // One call of Load (load_job.h).
 
@@ -96,6 +102,7 @@ class Loader {
   Parking* parking_ = nullptr;  // Null, as the next: without an fd store.
   RestoredMemory* restored_ = nullptr;
   const LoaderOptions options_;
+  LoadPacer pacer_;
 };
 
 }  // namespace modelhost

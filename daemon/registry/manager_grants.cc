@@ -42,7 +42,9 @@ bool ModelManager::MayReadModel(const Peer& peer, const std::string& model) cons
 
 SessionId ModelManager::BeginSession(const Peer& peer, const std::string& transport) {
   Impl& impl = *impl_;
-  return impl.leases.BeginSession(peer, transport, impl.deps.clock.Wall());
+  const SessionId session = impl.leases.BeginSession(peer, transport, impl.deps.clock.Wall());
+  impl.deps.loader.SetClients(impl.leases.sessions().size());
+  return session;
 }
 
 void ModelManager::AnnounceSession(SessionId session, std::string comm) {
@@ -65,6 +67,7 @@ void ModelManager::EndSession(SessionId session, const std::string& why) {
     for (const uint64_t id : waiting) impl.TakePending(id);
   }
   const std::vector<Lease> ended = impl.leases.EndSession(session);
+  impl.deps.loader.SetClients(impl.leases.sessions().size());
   impl.Tell([&](Observer& observer) { observer.OnSession(copy, false, why); });
   for (const Lease& lease : ended) impl.LeaseEnded(lease, LeaseChange::kSessionEnded);
 }
