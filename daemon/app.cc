@@ -37,6 +37,7 @@
 #include "daemon/service/control_server.h"
 #include "daemon/store/publish.h"
 #include "daemon/store/store.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -196,6 +197,7 @@ absl::Status App::Impl::Build() {
   if (!labels.ok()) return labels.status();
   labels->epoch += 1;
   if (auto status = SaveLabels(os, state.dir, *labels); !status.ok()) return status;
+  FaultPoint("start.epoch_saved");
 
   std::vector<std::string> unknown_groups;
   access = AccessPolicy::Make(config.access.read_groups, config.access.admin_groups, uid,
@@ -217,6 +219,7 @@ absl::Status App::Impl::Build() {
   if (auto status = publisher->SweepIncoming(); !status.ok()) {
     logger.Write(LogLevel::kWarning, LogLine("sweep").AddError(status));
   }
+  FaultPoint("start.swept");
 
   const MemoryLimits limits = os.Limits();
   host = std::make_unique<BudgetPool>("host", HostBudget(config, limits));
@@ -313,6 +316,7 @@ absl::Status App::Impl::Build() {
   } else {
     logger.Write(LogLevel::kWarning, LogLine("watch_off").AddError(made_watcher.status()));
   }
+  FaultPoint("start.serving");
   manager->Start();
   FeedWatchdog();
   AskForTime();

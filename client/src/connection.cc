@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "client/src/process.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -55,6 +56,7 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
   // A daemon that refuses us says why and hangs up, perhaps before we have said anything: whether
   // or not the hello goes out, there may be an answer to read.
   const auto sent = SendFrame(socket_, AsBytes(hello), {}, {});
+  FaultPoint("client.hello_sent");
   auto frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, deadline);
   if (!frame.ok() && frame.error().sys_errno == ECONNRESET) {
     frame = ReceiveFrame(socket_, buffer, ReceiveWait::kNo, deadline);
@@ -82,6 +84,7 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
   auto page = CatalogueReader::Map(frame->fds[0], reply.page_bytes, reply.epoch);
   if (!page.ok()) return std::move(page).error();
   page_ = *std::move(page);
+  FaultPoint("client.connected");
   return {};
 }
 

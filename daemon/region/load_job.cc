@@ -9,6 +9,7 @@
 #include "daemon/format/text.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/version_contents.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -64,6 +65,7 @@ absl::Status LoadJob::Open() {
 }
 
 absl::Status LoadJob::Plan() {
+  FaultPoint("load.opened");
   const std::vector<ManifestFile>& files = opened_.manifest->files;
   absl::Status fit = CheckRequiredFiles(request_.policy, *opened_.manifest);
   if (fit.ok()) fit = CheckMachine();
@@ -115,9 +117,13 @@ absl::Status LoadJob::MakeRegions() {
     if (cancel_->cancelled()) return Cancelled();
     if (Claim()) {
       if (auto status = Book(); !status.ok()) return status;
+      FaultPoint("load.booked");
       if (auto status = Map(); !status.ok()) return status;
+      FaultPoint("load.mapped");
       if (auto status = RunPass(); !status.ok()) return status;
+      FaultPoint("load.read");
       if (auto status = Pin(); !status.ok()) return status;
+      FaultPoint("load.pinned");
       Finish();
     }
     const bool all = std::all_of(slots_.begin(), slots_.end(),
@@ -405,6 +411,7 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Index() {
     auto index = loader_.index_builder_.Build(*version, contents->components);
     if (!index.ok()) return AtPath(index.status(), dir_);
     version->index = *std::move(index);
+    FaultPoint("load.indexed");
     version->format = contents->format;
     version->tensor_count = contents->tensor_count;
     version->tensor_bytes = contents->tensor_bytes;

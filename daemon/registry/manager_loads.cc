@@ -9,6 +9,7 @@
 #include "daemon/region/chunk_pass.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -160,6 +161,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     if (record->phase == Phase::kReserved) Move(*record, Phase::kLoading);
     Adopt(*record, *std::move(loaded));
     Move(*record, Phase::kReady);
+    FaultPoint("load.ready");
     AnnounceLabels(*record);
     TellWaiters(*record, absl::OkStatus());
     ReviewKeeping(*record);

@@ -4,6 +4,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/registry/manager_impl.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -37,6 +38,7 @@ void ModelManager::Impl::BeginDrain(VersionRecord& record, OperationId unload) {
   record.drain_started = deps.clock.Monotonic();
   record.drain_deadline_hit = false;
   const VersionKey key = record.key;
+  FaultPoint("drain.begun");
   Tell([&](Observer& observer) { observer.OnDraining(key); });
   MaybeUnload(record);
 }
@@ -71,6 +73,7 @@ void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
   const VersionKey key = record.key;
   const absl::Duration drained = deps.clock.Monotonic() - record.drain_started;
   if (!Move(record, Phase::kUnloading)) return;
+  FaultPoint("drain.freeing");
   Tell([&](Observer& observer) { observer.OnDrained(key, drained, deadline); });
   const absl::Duration started = deps.clock.Monotonic();
   if (record.reload != nullptr) {
@@ -94,6 +97,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       record->on_disk ? HealthState{} : HealthState{Health::kDegraded, HealthReason::kSourceGone},
       HealthCause::kFree);
   SetResidency(*record, HostTier::kNone);
+  FaultPoint("drain.freed");
   record->progress = {};
   Move(*record, Phase::kStaged);
   const absl::Duration took = deps.clock.Monotonic() - started;

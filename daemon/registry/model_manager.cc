@@ -59,6 +59,7 @@ void ModelManager::Stop(Task done) {
 void ModelManager::Impl::CancelWork() {
   if (std::exchange(stopping, true)) return;
   if (health_timer != 0) deps.loop.CancelTimer(health_timer);
+  if (restore_timer != 0) deps.loop.CancelTimer(restore_timer);
   const absl::Status why =
       absl::UnavailableError("the daemon is stopping (connect again when it is back)");
   while (!pending_acquires.empty()) TakePending(pending_acquires.begin()->first).done(why);
