@@ -38,6 +38,7 @@
 #include "daemon/service/control_server.h"
 #include "daemon/store/publish.h"
 #include "daemon/store/store.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -199,6 +200,7 @@ absl::Status App::Impl::Build() {
   if (!labels.ok()) return labels.status();
   labels->epoch += 1;
   if (auto status = SaveLabels(os, state.dir, *labels); !status.ok()) return status;
+  FaultPoint("start.epoch_saved");
 
   std::vector<std::string> unknown_groups;
   access = AccessPolicy::Make(config.access.read_groups, config.access.admin_groups, uid,
@@ -220,6 +222,7 @@ absl::Status App::Impl::Build() {
   if (auto status = publisher->SweepIncoming(); !status.ok()) {
     logger.Write(LogLevel::kWarning, LogLine("sweep").AddError(status));
   }
+  FaultPoint("start.swept");
 
   const MemoryLimits limits = os.Limits();
   host = std::make_unique<BudgetPool>("host", HostBudget(config, limits));
@@ -366,6 +369,7 @@ absl::Status App::Impl::Build() {
   if (parking != nullptr) {
     restored.Take(os, fd_store, state.dir, std::exchange(options.inherited.stored, {}));
   }
+  FaultPoint("start.serving");
   manager->Start();
   FeedWatchdog();
   AskForTime();

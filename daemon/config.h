@@ -35,7 +35,7 @@ struct Config {
     VerifyPolicy verify = VerifyPolicy::kFull;
     std::string io_priority = "best-effort:6";  // "best-effort:0".."best-effort:7", "idle", "none".
     int retries = 5;  // Of a load that failed for a reason that may pass; 0: none.
-    LoadPace pace;                              // "auto", "off" or "SIZE/s".
+    LoadPace pace;    // "auto", "off" or "SIZE/s".
     IsolateParsing isolate_parsing = IsolateParsing::kAuto;
     absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   };

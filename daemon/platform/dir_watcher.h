@@ -3,8 +3,8 @@
 //   change, change, change ... quiet for `settle` (or `settle` * 10 since the first) -> changed()
 //
 // Only the names in the directories are watched, not the files' contents, unless it is asked for:
-// versions get there by rename. What is seen is a hint to look again, never what there is. Loop thread only; the callback
-// too.
+// versions get there by rename. What is seen is a hint to look again, never what there is. Loop
+// thread only; the callback too.
 #pragma once
 
 #include <functional>

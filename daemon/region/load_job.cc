@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/platform/errno_status.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -68,6 +69,7 @@ absl::Status LoadJob::Open() {
 }
 
 absl::Status LoadJob::Plan() {
+  FaultPoint("load.opened");
   const std::vector<ManifestFile>& files = opened_.manifest->files;
   absl::Status fit = CheckRequiredFiles(request_.policy, *opened_.manifest);
   if (fit.ok()) fit = CheckMachine();
@@ -104,9 +106,13 @@ absl::Status LoadJob::MakeRegions() {
     if (cancel_->cancelled()) return Cancelled();
     if (Claim()) {
       if (auto status = Book(); !status.ok()) return status;
+      FaultPoint("load.booked");
       if (auto status = Map(); !status.ok()) return status;
+      FaultPoint("load.mapped");
       if (auto status = RunPass(); !status.ok()) return status;
+      FaultPoint("load.read");
       if (auto status = Pin(); !status.ok()) return status;
+      FaultPoint("load.pinned");
       Finish();
     }
     const bool all = std::all_of(slots_.begin(), slots_.end(),

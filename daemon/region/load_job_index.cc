@@ -6,6 +6,7 @@
 #include "daemon/format/text.h"
 #include "daemon/region/load_job.h"
 #include "daemon/region/version_contents.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -23,6 +24,7 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Index() {
     if (!AdoptIndex(*version)) {
       if (auto status = MakeIndex(*version); !status.ok()) return status;
     }
+    FaultPoint("load.indexed");
     std::vector<uint32_t> counted = version->eager;
     if (counted.empty()) counted = file_slots_;
     version->tier = HostTier::kPinned;

@@ -6,6 +6,7 @@
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
 #include "proto/abi/catalogue_page.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -179,6 +180,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     Tell([&](Observer& observer) { observer.OnLease(lease, LeaseChange::kGranted); });
     grants.push_back(std::move(grant));
   }
+  FaultPoint("grant.noted");
   return grants;
 }
 

@@ -17,9 +17,9 @@
 
 #include "daemon/registry/capacity_plan.h"
 #include "daemon/registry/commit_gate.h"
-#include "daemon/registry/event_ring.h"
 #include "daemon/registry/desired_book.h"
 #include "daemon/registry/desired_plan.h"
+#include "daemon/registry/event_ring.h"
 #include "daemon/registry/lifecycle_policy.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/registry/operation_log.h"
@@ -374,6 +374,7 @@ struct ModelManager::Impl {
   void FlipSwap(OperationId operation);
   void FinishSwap(OperationId operation, const absl::Status& status);
   void SupersedeSwaps(const SwapRequest& request, OperationId by);
+  void RestoreLabels();
   void AnnounceLabels(const VersionRecord& record);
 
   // --- manager_grants.cc
@@ -462,6 +463,8 @@ struct ModelManager::Impl {
   // Targets of a write of the labels that failed: whether the disk has it is not known before
   // another one succeeds, so nothing of theirs may be deleted.
   std::set<VersionKey> maybe_labelled;
+  bool labels_in_doubt = false;  // Since such a write, and what it was before is not there again.
+  TimerId restore_timer = 0;
   std::map<OperationId, PendingSwap> swaps;
   std::map<OperationId, PendingUpload> uploads;
   struct RunningPublish {

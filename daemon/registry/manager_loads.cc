@@ -8,6 +8,7 @@
 #include "daemon/region/chunk_pass.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 bool ModelManager::Impl::Took(const VersionRecord& record, absl::string_view track,
@@ -162,6 +163,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     Adopt(*record, *std::move(loaded));
     NoteRestored(key, &record->resident->report);
     Move(*record, Phase::kReady);
+    FaultPoint("load.ready");
     AnnounceLabels(*record);
     TellWaiters(*record, absl::OkStatus());
     ReviewKeeping(*record);

@@ -6,6 +6,7 @@
 #include "daemon/platform/errno_status.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -153,6 +154,7 @@ absl::StatusOr<ModelManager::RescanResult> ModelManager::Impl::TakeScan(ScanResu
     }
     return scan.status();
   }
+  FaultPoint("start.scanned");
   store_error.clear();
   scanned = true;
   const RescanResult applied = ApplyScan(*std::move(scan), access);

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/registry/manager_impl.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -40,6 +41,7 @@ void ModelManager::Impl::BeginDrain(VersionRecord& record, OperationId unload) {
   record.drain_started = deps.clock.Monotonic();
   record.drain_deadline_hit = false;
   const VersionKey key = record.key;
+  FaultPoint("drain.begun");
   Tell([&](Observer& observer) { observer.OnDraining(key); });
   const EffectivePolicy& policy = PolicyOf(key.model);
   SetDrainDeadline(record, policy.drain_timeout, policy.on_drain_deadline == "release");
@@ -106,6 +108,7 @@ void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
     ReviewStale(key.model);
   }
   record.freeing = Regions(*record.resident);
+  FaultPoint("drain.freeing");
   Tell([&](Observer& observer) { observer.OnDrained(key, drained, deadline); });
   const absl::Duration started = deps.clock.Monotonic();
   if (record.reload != nullptr) {
@@ -129,6 +132,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       record->on_disk ? HealthState{} : HealthState{Health::kDegraded, HealthReason::kSourceGone},
       HealthCause::kFree);
   SetResidency(*record, HostTier::kNone);
+  FaultPoint("drain.freed");
   record->progress = {};
   record->freeing.clear();
   Move(*record, Phase::kStaged);

@@ -72,6 +72,7 @@ void ModelManager::Impl::CancelWork() {
     FlushJournal();
   }
   StopDesired();
+  if (restore_timer != 0) deps.loop.CancelTimer(restore_timer);
   const absl::Status why =
       absl::UnavailableError("the daemon is stopping (connect again when it is back)");
   while (!pending_acquires.empty()) TakePending(pending_acquires.begin()->first).done(why);

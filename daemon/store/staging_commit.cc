@@ -7,6 +7,7 @@
 #include "daemon/format/text.h"
 #include "daemon/store/atomic_file.h"
 #include "daemon/store/staging.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -178,6 +179,7 @@ absl::Status Staging::WriteManifest(const Manifest& manifest) {
   absl::Status done = os_.WriteAt(*file, 0, std::as_bytes(std::span(text)));
   if (done.ok()) done = os_.SetMode(*file, kVersionFileMode);
   if (done.ok()) done = os_.Sync(*file);
+  FaultPoint("publish.manifest");
   return done;
 }
 
@@ -200,12 +202,14 @@ absl::Status Staging::MayRename() const {
 absl::Status Staging::Publish(const UniqueFd& versions, bool* durable) {
   if (durable != nullptr) *durable = false;
   if (absl::Status may = MayRename(); !may.ok()) return may;
+  FaultPoint("publish.before_rename");
   // The directory itself stays writable until it is in place: moving it changes its "..", which a
   // plain user may only do to a directory that he may write to.
   absl::Status done =
       os_.RenameNoReplace(*incoming_, lock_.partial(), versions, absl::StrCat(version_));
   if (!done.ok()) return done;
   staged_ = false;
+  FaultPoint("publish.renamed");
   if (done = os_.Sync(versions); !done.ok()) {
     return Prefix(absl::StrCat(Ref(),
                                ": is in place, but may not survive a power failure (publish "
@@ -213,9 +217,11 @@ absl::Status Staging::Publish(const UniqueFd& versions, bool* durable) {
                   done);
   }
   if (durable != nullptr) *durable = true;
+  FaultPoint("publish.synced");
   if (done = os_.SetMode(dir_, kVersionDirMode); !done.ok()) {
     return Prefix(absl::StrCat(Ref(), ": is in place, but could not be write-protected"), done);
   }
+  FaultPoint("publish.done");
   return absl::OkStatus();
 }
 
@@ -233,8 +239,10 @@ absl::Status Staging::Repair(const UniqueFd& versions) {
     (void)os_.SetMode(*bad, kVersionDirMode);
     return done;
   }
+  FaultPoint("repair.moved_aside");
   bool durable = false;
   done = Publish(versions, &durable);
+  FaultPoint("repair.published");
   if (staged_) {
     (void)os_.Rename(*incoming_, aside, versions, number);
     (void)os_.SetMode(*bad, kVersionDirMode);

@@ -56,7 +56,7 @@ class Programs:
                                 ignore=lambda _, names: [n for n in names if "." in n or n == "CMakeFiles"])
                 self.stress = copy / "stress"
             (copy / "lib").mkdir()
-            for library in self.lib.glob("libmodelhost.so*"):
+            for library in self.lib.glob("libmodelhost*.so*"):
                 shutil.copy2(library, copy / "lib", follow_symlinks=False)
             (copy / "scripts").mkdir()
             for script in HERE.glob("*.py"):
@@ -80,6 +80,19 @@ class Programs:
     @property
     def library(self):
         return str(self.lib / "libmodelhost.so")
+
+    # The same three, but they can be told to end at a step (proto/handle/fault_point.h).
+    @property
+    def faulty_daemon(self):
+        return str(self.bin / "modelhostd-faulty")
+
+    @property
+    def faulty_ctl(self):
+        return str(self.bin / "modelctl-faulty")
+
+    @property
+    def faulty_library(self):
+        return str(self.lib / "libmodelhost-faulty.so")
 
     @property
     def sanitized(self):
@@ -340,11 +353,13 @@ class Daemon:
                               env=environment(**(env or {})), **as_user(user))
         return Result(command[3:], done.returncode, done.stdout, done.stderr)
 
-    def ctl_start(self, *arguments, user=OPERATOR):
-        command = [PROGRAMS.ctl, "--runtime-dir", str(self.runtime), *map(str, arguments)]
+    def ctl_start(self, *arguments, user=OPERATOR, program=None, env=None):
+        command = [program or PROGRAMS.ctl, "--runtime-dir", str(self.runtime),
+                   *map(str, arguments)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, cwd="/", env=environment(),
-                                start_new_session=True, **as_user(user))
+                                stderr=subprocess.PIPE, text=True, cwd="/",
+                                env=environment(**(env or {})), start_new_session=True,
+                                **as_user(user))
 
 
 class Rpc:
@@ -384,7 +399,7 @@ class Rpc:
 class Client:
     """A worker.py process; every method call is one command to it."""
 
-    def __init__(self, daemon, user=CLIENT, limits=None, connect=True):
+    def __init__(self, daemon, user=CLIENT, limits=None, connect=True, library=None, more_env=None):
         limits = limits or {}
 
         def set_limits():
@@ -392,14 +407,15 @@ class Client:
             for name, value in limits.items():
                 resource.setrlimit(getattr(resource, name), (value, value))
 
-        env = environment()
+        env = environment(**(more_env or {}))
         if PROGRAMS.sanitized:
             runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True,
                                      text=True, check=True).stdout.strip()
             env["LD_PRELOAD"] = runtime
             env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
         self.process = subprocess.Popen(
-            ["/usr/bin/python3", "-B", str(PROGRAMS.scripts / "worker.py"), PROGRAMS.library,
+            ["/usr/bin/python3", "-B", str(PROGRAMS.scripts / "worker.py"),
+             library or PROGRAMS.library,
              str(daemon.runtime)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env=env, cwd="/", preexec_fn=set_limits, **as_user(user))
         if connect:
