@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <limits>
-#include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
@@ -241,14 +240,13 @@ void RenderLeases(const RegistryState& state, std::vector<MetricFamily>& out) {
 
 }  // namespace
 
-std::vector<MetricFamily> RenderState(const RegistryState& state, const ResidentBytes& resident,
-                                      absl::Time now) {
+std::vector<MetricFamily> RenderState(const RegistryState& state, const ResidentBytes& resident) {
   std::vector<MetricFamily> out;
   RenderProcessWide(state, out);
   RenderDesired(state.status.desired, out);
   RenderLabels(state, out);
   RenderVersions(state, resident, out);
-  RenderLeases(state, now, out);
+  RenderLeases(state, out);
   return out;
 }
 
@@ -292,7 +290,7 @@ std::vector<MetricFamily> StateCollector::Collect() const {
     state = last_;
   }
   if (state == nullptr) return {};
-  auto families = RenderState(*state, resident_, clock_.Wall());
+  auto families = RenderState(*state, resident_);
 
   // Kept without the bytes: a scrape must not keep an unloaded version in memory.
   RegistryState kept = *state;

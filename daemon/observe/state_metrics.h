@@ -32,7 +32,7 @@ using ResidentBytes = std::map<VersionKey, uint64_t>;
 
 // Pure. `resident` has the loaded versions of `state`; one that it lacks gets no such series.
 std::vector<prometheus::MetricFamily> RenderState(const RegistryState& state,
-                                                  const ResidentBytes& resident, absl::Time now);
+                                                  const ResidentBytes& resident);
 
 // Thread-safe. A scrape waits a second at most for the control thread and then shows the last
 // state; memory is sampled every kSampleEvery at most, on the scraping thread.

@@ -52,7 +52,7 @@ RegistryState TwoVersions() {
 }
 
 Exposition Render(const RegistryState& state, const ResidentBytes& resident = {}) {
-  return Exposition(RenderState(state, resident, kNow));
+  return Exposition(RenderState(state, resident));
 }
 
 TEST(StateMetricsTest, ShowsReadinessClientsAndBudgets) {

@@ -110,6 +110,35 @@ absl::Status NoRoom(const CapacityPicture& picture, const RoomPlan& plan, const 
   return refused;
 }
 
+// Room when the `old` ones are gone before anything is loaded.
+RoomPlan PlanWithout(const CapacityPicture& picture, std::span<const WantedVersion> wanted,
+                     std::span<const VersionKey> old) {
+  const auto is_old = [&](const ResidentPicture& resident) {
+    return std::ranges::find(old, resident.key) != old.end();
+  };
+  std::set<size_t> gone;
+  for (size_t i = 0; i < picture.residents.size(); ++i) {
+    if (is_old(picture.residents[i])) gone.insert(i);
+  }
+  const PoolBytes least;
+  RoomCount count(picture, {}, least);
+  count.Count(gone, false);
+  CapacityPicture without = picture;
+  std::erase_if(without.residents, is_old);
+  for (size_t i = 0; i < without.pools.size(); ++i) {
+    uint64_t& reserved_bytes = without.pools[i].reserved_bytes;
+    reserved_bytes -= std::min(reserved_bytes, count.freed()[i]);
+  }
+  RoomPlan plan = PlanRoom(without, wanted);
+  const RoomPlan now = PlanRoom(picture, {});
+  for (size_t i = 0; i < plan.pools.size(); ++i) {
+    plan.pools[i].free_bytes = now.pools[i].free_bytes;
+    plan.pools[i].comes_bytes += count.freed()[i];
+    plan.pools[i].peak_bytes = std::max(plan.pools[i].peak_bytes, picture.pools[i].reserved_bytes);
+  }
+  return plan;
+}
+
 }  // namespace
 
 RoomPlan PlanRoom(const CapacityPicture& picture, std::span<const WantedVersion> wanted,
@@ -214,11 +243,7 @@ StrategyChoice ChooseStrategy(const CapacityPicture& picture, std::span<const Wa
                               bool allow_downtime, const std::string& what) {
   StrategyChoice choice;
   choice.room = PlanRoom(picture, wanted);
-  CapacityPicture without = picture;  // As if the old ones were on their way.
-  for (ResidentPicture& resident : without.residents) {
-    if (std::ranges::find(old, resident.key) != old.end()) resident.stay = Stay::kLeaving;
-  }
-  const RoomPlan resource = PlanRoom(without, wanted);
+  const RoomPlan resource = PlanWithout(picture, wanted, old);
   std::vector<std::string> names;
   for (const VersionKey& key : old) names.push_back(key.ToString());
   const std::string leaves = absl::StrJoin(names, ", ");
@@ -233,7 +258,7 @@ StrategyChoice ChooseStrategy(const CapacityPicture& picture, std::span<const Wa
           PlanRoom(picture, wanted).fits ? "; both fit, so --strategy availability needs none" : "",
           ")"));
     } else if (!resource.fits) {
-      choice.refused = NoRoom(without, resource, what,
+      choice.refused = NoRoom(picture, resource, what,
                               "unload a version, or raise the budget; not even without the old "
                               "version is there room");
     }

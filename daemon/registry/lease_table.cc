@@ -87,6 +87,10 @@ uint64_t LeaseTable::CountOfUid(uint32_t uid) const {
   return it == of_uid_.end() ? 0 : it->second;
 }
 
+void LeaseTable::MarkStale(LeaseId lease, absl::Duration now) {
+  leases_.at(lease).stale_since = now;
+}
+
 void LeaseTable::ReviewStale(const std::string& model,
                              absl::FunctionRef<bool(const Lease&)> is_stale, absl::Duration now) {
   for (auto& [id, lease] : leases_) {

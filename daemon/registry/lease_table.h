@@ -29,7 +29,7 @@ struct Lease {
   bool released = false;
   // How long its label has named another version or, of a fixed version, none has named it. Unset:
   // it is what was asked for. Filled in by ModelManager::Leases.
-  std::optional<absl::Duration> stale_for;
+  std::optional<absl::Duration> stale_for = std::nullopt;
   absl::Duration stale_since = absl::InfiniteDuration();  // Monotonic; infinite: not stale.
 };
 
@@ -60,6 +60,7 @@ class LeaseTable {
   // Of those that hold bytes: without released ones.
   uint64_t CountOf(const VersionKey& key) const;
   uint64_t CountOfUid(uint32_t uid) const;
+  void MarkStale(LeaseId lease, absl::Duration now);
   // Those on `model` for which `is_stale` holds are stale from now on, or were already; the others
   // are not.
   void ReviewStale(const std::string& model, absl::FunctionRef<bool(const Lease&)> is_stale,

@@ -175,7 +175,10 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
     const std::string transport =
         PolicyOf(ref.model).residency == Residency::kSealed ? "host_memfd" : "host_file";
     grant.lease = leases.Grant(session, record.key, ref.label, transport, deps.clock.Wall());
-    if (ref.version != 0) ReviewStale(ref.model);  // Maybe none names it to begin with.
+    // A fixed version that no label names, or a declared lease whose label has moved on.
+    if (ref.version != 0 && IsStale(*leases.Find(session, grant.lease))) {
+      leases.MarkStale(grant.lease, deps.clock.Monotonic());
+    }
     const Lease lease = *leases.Find(session, grant.lease);
     Tell([&](Observer& observer) { observer.OnLease(lease, LeaseChange::kGranted); });
     grants.push_back(std::move(grant));

@@ -224,6 +224,7 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
   const SwapTarget first = request.targets.front();
   // An identical one under way is the same wish.
   for (const auto& [id, swap] : swaps) {
+    if (swap.restoring) continue;
     const auto same = [](const SwapTarget& a, const SwapTarget& b) {
       return a.model == b.model && a.version == b.version;
     };

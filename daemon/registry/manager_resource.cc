@@ -191,6 +191,7 @@ void ModelManager::Impl::ApplyPageOnly(LabelTransaction& transaction) {
     Note({move.model, move.to}, withdraws ? "label withdrawn" : "label reinstated",
          absl::StrCat(move.label, " op-", transaction.swap));
   }
+  UpdateReady();
   transaction.done(LabelTransaction::Done{changes, flip});
   for (const LabelTransaction::Move& move : transaction.moves) RetryPendingAcquires(move.model);
 }

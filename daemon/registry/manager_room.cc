@@ -73,9 +73,12 @@ CapacityPicture ModelManager::Impl::Picture() {
   PoolBytes known(picture.pools.size(), 0);
   std::set<RegionId> counted;
   for (auto& [key, record] : versions) {
-    // What is being loaded, first or again, may have booked all of it.
-    const bool loads = record.phase == Phase::kReserved || record.phase == Phase::kLoading;
-    if (loads || record.reload != nullptr) {
+    // What is being loaded, first or again, may have booked all of it; what is cancelled gives it
+    // back in a moment.
+    const auto goes_on = [](const std::shared_ptr<CancelToken>& load) {
+      return load != nullptr && !load->cancelled();
+    };
+    if (goes_on(record.cancel) || goes_on(record.reload)) {
       for (uint64_t& pool : known) pool += record.file_bytes;
     }
     if (record.resident == nullptr && record.freeing.empty()) continue;

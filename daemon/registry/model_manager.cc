@@ -236,7 +236,10 @@ std::vector<std::string> ModelManager::Impl::NotReadyReasons() const {
       continue;
     }
     const VersionRecord* record = Find({name, version});
-    if (record == nullptr) {
+    if (withdrawn.contains({name, kDefaultLabel})) {
+      reasons.push_back(
+          absl::StrCat("required, but ", WithdrawnError(name, kDefaultLabel).message()));
+    } else if (record == nullptr) {
       reasons.push_back(absl::StrCat(name, "@", version, ": required, but not in the store"));
     } else if (record->resident == nullptr) {
       reasons.push_back(absl::StrCat(name, "@", version, ": required, but ",
