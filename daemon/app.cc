@@ -395,6 +395,7 @@ std::vector<ConfigEntry> App::Impl::FlagEntries() const {
   add("store", options.store_dir, "--store");
   add("state", options.state_dir, "--state");
   add("runtime_dir", options.runtime_dir, "--runtime-dir");
+  if (!options.store_view.empty()) add("store_view", options.store_view, "--store-view");
   if (options.given_flags.contains("--metrics")) {
     add("metrics.listen", options.metrics_listen, "--metrics");
   }

@@ -170,7 +170,8 @@ int Main(int argc, char** argv) {
   options.metrics_required = !metrics.empty() || options.config.metrics.given;
   for (const auto& [flag, text] :
        {std::pair{"--store", store}, std::pair{"--state", state},
-        std::pair{"--runtime-dir", runtime}, std::pair{"--metrics", metrics}}) {
+        std::pair{"--store-view", store_view}, std::pair{"--runtime-dir", runtime},
+        std::pair{"--metrics", metrics}}) {
     if (!text.empty()) options.given_flags.insert(flag);
   }
   options.log_level = *level;
