@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -52,6 +53,7 @@ constexpr absl::Duration kRpcGrace = absl::Seconds(1);
 // A disk that hangs must not hold up the stop: nothing on disk needs an orderly end. Well below the
 // TimeoutStopSec= of the unit.
 constexpr absl::Duration kStopTime = absl::Seconds(15);
+constexpr absl::Duration kShortageInterval = absl::Seconds(10);
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 constexpr int kMostAccepts = 64;  // Of one turn of the loop: others are served in between.
 // Told to systemd again and again while the required models load.
@@ -81,6 +83,7 @@ struct App::Impl : public Observer {
   absl::StatusOr<UniqueFd> OpenIndexer();
   absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
   void AcceptControl();
+  void TellOfShortage(const std::string& socket, const absl::Status& why);
   void OnSignal();
   std::vector<ConfigEntry> FlagEntries() const;
   void AskForTime();
@@ -134,6 +137,7 @@ struct App::Impl : public Observer {
   std::optional<UnixListener> control_listener;
   std::optional<UnixListener> handles_listener;
   WatchId control_watch = 0;
+  std::map<std::string, absl::Duration> shortage_told;  // By socket, when.
   bool told_ready = false;
   bool stopping = false;
 };
@@ -282,6 +286,10 @@ absl::Status App::Impl::Build() {
                          *verified, *host, *memlock, *catalogue, state.dir, *access, machine,
                          parking.get(), parking == nullptr ? nullptr : &restored},
       manager_options, *labels);
+  BrokerOptions broker_options;
+  broker_options.on_accept_pause = [this](const absl::Status& why) {
+    TellOfShortage("handles", why);
+  };
   broker = std::make_unique<HandleBroker>(
       HandleBroker::Deps{*loop, *pool, *open_pool, closer, *manager, *catalogue, clock},
       broker_options);
@@ -430,7 +438,7 @@ void App::Impl::AcceptControl() {
     if (absl::IsResourceExhausted(socket.status())) {
       // Out of descriptors: the listener would be ready again and again. Others are served
       // meanwhile.
-      logger.Write(LogLevel::kWarning, LogLine("accept").AddError(socket.status()));
+      TellOfShortage("control", socket.status());
       loop->ChangeWatch(control_watch, 0);
       loop->PostDelayed(kAcceptPause, [this] {
         if (!stopping) loop->ChangeWatch(control_watch, EPOLLIN);
@@ -446,6 +454,15 @@ void App::Impl::AcceptControl() {
     }
     closer.Close(peer.ok() ? peer->uid : FdCloser::kNobody, *std::move(socket));
   }
+}
+
+// The shortage may last, and accepting is tried ten times a second: one line in a while.
+void App::Impl::TellOfShortage(const std::string& socket, const absl::Status& why) {
+  const absl::Duration now = clock.Monotonic();
+  const auto [told, first] = shortage_told.try_emplace(socket, now);
+  if (!first && now - told->second < kShortageInterval) return;
+  told->second = now;
+  logger.Write(LogLevel::kWarning, LogLine("accept").Add("socket", socket).AddError(why));
 }
 
 void App::Impl::OnSignal() {

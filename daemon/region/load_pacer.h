@@ -51,6 +51,7 @@ class LoadPacer {
 
   // How many processes are connected that could be disturbed.
   void SetClients(size_t clients) { clients_.store(clients, std::memory_order_relaxed); }
+  size_t clients() const { return clients_.load(std::memory_order_relaxed); }
 
   // One thread that is at work on a load. For that thread only.
   class Worker {
@@ -68,7 +69,7 @@ class LoadPacer {
   };
 
  private:
-  bool Disturbs() const { return clients_.load(std::memory_order_relaxed) > 0; }
+  bool Disturbs() const { return clients() > 0; }
   absl::Duration RestOf(absl::Duration worked, uint64_t bytes);
 
   Os& os_;

@@ -84,6 +84,7 @@ class Loader {
 
   // How many clients there are that a load could disturb (load_pacer.h). Any thread.
   void SetClients(size_t clients) { pacer_.SetClients(clients); }
+  size_t clients() const { return pacer_.clients(); }
 
  private:
   friend class LoadJob;  // One call of Load (load_job.h).

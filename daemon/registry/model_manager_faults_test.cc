@@ -445,5 +445,18 @@ TEST_F(ManagerFaultsTest, AConnectionCannotWaitForEverything) {
   });
 }
 
+TEST_F(ManagerFaultsTest, LoadsKnowHowManyClientsTheyCouldDisturb) {
+  Boot();
+  const auto clients = [&] { return OnLoop([&] { return loader_->clients(); }); };
+  EXPECT_EQ(clients(), 0U);
+  const SessionId first = NewSession();
+  const SessionId second = NewSession();
+  EXPECT_EQ(clients(), 2U);
+  OnLoop([&] { manager_->EndSession(first, "closed"); });
+  EXPECT_EQ(clients(), 1U);
+  OnLoop([&] { manager_->EndSession(second, "closed"); });
+  EXPECT_EQ(clients(), 0U);
+}
+
 }  // namespace
 }  // namespace modelhost

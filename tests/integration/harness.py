@@ -399,7 +399,9 @@ class Rpc:
 class Client:
     """A worker.py process; every method call is one command to it."""
 
-    def __init__(self, daemon, user=CLIENT, limits=None, connect=True, library=None, more_env=None):
+    # `prefix`: a program that root starts, which then starts the worker as whom it likes.
+    def __init__(self, daemon, user=CLIENT, limits=None, connect=True, library=None, more_env=None,
+                 prefix=()):
         limits = limits or {}
 
         def set_limits():
@@ -414,10 +416,10 @@ class Client:
             env["LD_PRELOAD"] = runtime
             env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
         self.process = subprocess.Popen(
-            ["/usr/bin/python3", "-B", str(PROGRAMS.scripts / "worker.py"),
+            [*prefix, "/usr/bin/python3", "-B", str(PROGRAMS.scripts / "worker.py"),
              library or PROGRAMS.library,
              str(daemon.runtime)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=env, cwd="/", preexec_fn=set_limits, **as_user(user))
+            env=env, cwd="/", preexec_fn=set_limits, **({} if prefix else as_user(user)))
         if connect:
             answer = self.call("connect")
             if not answer["ok"]:

@@ -320,8 +320,8 @@ class SlowReaders(Served):
 
 class AgainstEachOther(Served):
     def test_unload_during_a_load_ends_both_in_words_and_the_state_is_true(self):
-        self.publish("big", 1, tensors=8, tensor_bytes=16 * MIB)
-        for _ in range(many(4, 50)):
+        self.publish("big", 1, tensors=8, tensor_bytes=8 * MIB)
+        for _ in range(many(3, 50)):
             loading = self.daemon.ctl_start("load", "big@1")
             wait_for("the load to begin",
                      lambda: self.version_row("big", 1)["state"] != "STAGED" or loading.poll() is not None)
@@ -338,7 +338,7 @@ class AgainstEachOther(Served):
         self.still_serves()
 
     def test_the_same_load_twice_is_one_load_and_both_are_told_the_truth(self):
-        self.publish("big", 1, tensors=8, tensor_bytes=16 * MIB)
+        self.publish("big", 1, tensors=8, tensor_bytes=8 * MIB)
         both = [self.daemon.ctl_start("load", "big@1") for _ in range(2)]
         for one in both:
             _, text = one.communicate(timeout=60)

@@ -180,6 +180,16 @@ class Worker:
             handle.release()
         return counts
 
+    def pid(self):
+        return {"pid": os.getpid()}
+
+    def eat(self, nbytes):
+        """Takes memory until somebody ends this process."""
+        self.eaten = bytearray(nbytes)
+        for at in range(0, nbytes, 4096):
+            self.eaten[at] = 1
+        return {}
+
     def pss(self):
         """Bytes of proportional set size of all mappings."""
         with open("/proc/self/smaps_rollup") as file:

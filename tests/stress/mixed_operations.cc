@@ -3,9 +3,10 @@
 //
 //   mixed_operations --runtime-dir=D --models=m0,m1 --versions=4 --threads=32 --operations=1000
 //
-// Every model has the versions 1 to N. Prints one JSON object: counts by kind and outcome, and the
-// outcomes that nobody should see (a code outside the list below, or one without a reason and a
-// text), with the first of them in full. Exits 1 when there are any.
+// Every model has the versions 1 to N. A call that is refused because there are too many is made
+// again a little later. Prints one JSON object: counts by kind and outcome, and the outcomes that
+// nobody should see (a code outside the list below, or one without a reason and a text), with the
+// first of them in full. Exits 1 when there are any.
 #include <array>
 #include <cstdint>
 #include <map>
@@ -31,6 +32,8 @@ constexpr std::array kAllowed = {
     grpc::StatusCode::CANCELLED,            // A load that was given up because of an unload.
     grpc::StatusCode::RESOURCE_EXHAUSTED,   // No room, or too many calls at once.
 };
+
+constexpr int kMostTries = 5000;
 
 enum Kind { kLoad, kUnload, kSwap, kSwapSet, kRollback, kKinds };
 constexpr std::array kNames = {"load", "unload", "swap", "swap_set", "rollback"};
@@ -85,7 +88,13 @@ class Operator {
         counts_(counts) {}
 
   void Run(int operations) {
-    for (int i = 0; i < operations; ++i) One();
+    for (int i = 0; i < operations; ++i) {
+      const std::mt19937_64 dice = random_;
+      for (int tries = 0; !One(tries < kMostTries); ++tries) {
+        random_ = dice;  // The same operation again.
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      }
+    }
   }
 
  private:
@@ -93,7 +102,8 @@ class Operator {
   const std::string& Model() { return models_[Any(models_.size())]; }
   uint64_t Version() { return 1 + Any(versions_); }
 
-  void One() {
+  // False: the call was refused for now, and is not counted, as `again` allows.
+  bool One(bool again) {
     const auto kind = static_cast<Kind>(Any(kKinds));
     grpc::ClientContext context;
     SetDeadline(context, 120);
@@ -136,7 +146,11 @@ class Operator {
         status = LastOf(*stub_->Rollback(&context, request), &last);
       }
     }
+    if (again && status.error_code() == grpc::StatusCode::RESOURCE_EXHAUSTED && HasReason(status)) {
+      return false;
+    }
     Count(kind, status, last);
+    return true;
   }
 
   void Count(Kind kind, const grpc::Status& status, const v1::Operation& last) {
