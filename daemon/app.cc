@@ -286,7 +286,6 @@ absl::Status App::Impl::Build() {
                          *verified, *host, *memlock, *catalogue, state.dir, *access, machine,
                          parking.get(), parking == nullptr ? nullptr : &restored},
       manager_options, *labels);
-  BrokerOptions broker_options;
   broker_options.on_accept_pause = [this](const absl::Status& why) {
     TellOfShortage("handles", why);
   };
