@@ -30,6 +30,7 @@ memlock = "required"
 threads = 3
 verify = "manifest"
 io_priority = "idle"
+admission_timeout = "5s"
 [device]
 enabled = false
 pinned_ring = "64MiB"
@@ -38,6 +39,8 @@ listen = "[::1]:9000"
 [access]
 read_groups = ["robots"]
 admin_groups = []
+max_leases_per_uid = 7
+max_connections_per_uid = 5
 [machine]
 platform = "linux-aarch64"
 tensorrt = "10.3.0"
@@ -58,6 +61,9 @@ keep_previous = "90s"
   EXPECT_EQ(config->load.threads, 3);
   EXPECT_EQ(config->load.verify, VerifyPolicy::kManifest);
   EXPECT_EQ(config->load.io_priority, "idle");
+  EXPECT_EQ(config->load.admission_timeout, absl::Seconds(5));
+  EXPECT_EQ(config->access.max_leases_per_uid, 7u);
+  EXPECT_EQ(config->access.max_connections_per_uid, 5u);
   EXPECT_FALSE(config->device.enabled);
   EXPECT_EQ(config->device.pinned_ring_bytes, uint64_t{64} << 20);
   EXPECT_EQ(config->metrics.listen, "[::1]:9000");
@@ -105,6 +111,8 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("[load]\nthreads = 1.5"), HasSubstr("expected an integer"));
   EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
   EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
+  EXPECT_THAT(ErrorOf("[load]\nadmission_timeout = \"5\""), HasSubstr("expected a duration"));
+  EXPECT_THAT(ErrorOf("[access]\nmax_leases_per_uid = 0"), HasSubstr("1 or more"));
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
 }
 
