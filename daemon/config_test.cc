@@ -32,6 +32,7 @@ retries = 7
 verify = "manifest"
 io_priority = "idle"
 pace = "200MiB/s"
+admission_timeout = "5s"
 [device]
 enabled = false
 pinned_ring = "64MiB"
@@ -40,6 +41,8 @@ listen = "[::1]:9000"
 [access]
 read_groups = ["robots"]
 admin_groups = []
+max_leases_per_uid = 7
+max_connections_per_uid = 5
 [machine]
 platform = "linux-aarch64"
 tensorrt = "10.3.0"
@@ -63,6 +66,9 @@ keep_previous = "90s"
   EXPECT_EQ(config->load.io_priority, "idle");
   EXPECT_TRUE(config->load.pace.kind == LoadPace::Kind::kRate);
   EXPECT_EQ(config->load.pace.bytes_per_second, uint64_t{200} << 20);
+  EXPECT_EQ(config->load.admission_timeout, absl::Seconds(5));
+  EXPECT_EQ(config->access.max_leases_per_uid, 7u);
+  EXPECT_EQ(config->access.max_connections_per_uid, 5u);
   EXPECT_FALSE(config->device.enabled);
   EXPECT_EQ(config->device.pinned_ring_bytes, uint64_t{64} << 20);
   EXPECT_EQ(config->metrics.listen, "[::1]:9000");
@@ -114,6 +120,8 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   for (const char* pace : {"fast", "", "200MiB", "0MiB/s", "-1/s", "/s", "auto/s"}) {
     EXPECT_THAT(ErrorOf(absl::StrCat("[load]\npace = \"", pace, "\"")), HasSubstr("200MiB/s"));
   }
+  EXPECT_THAT(ErrorOf("[load]\nadmission_timeout = \"5\""), HasSubstr("expected a duration"));
+  EXPECT_THAT(ErrorOf("[access]\nmax_leases_per_uid = 0"), HasSubstr("1 or more"));
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
 }
 

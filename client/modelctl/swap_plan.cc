@@ -1,9 +1,12 @@
 #include "client/modelctl/swap_plan.h"
 
+#include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/modelctl/exit_code.h"
 #include "client/modelctl/json.h"
 #include "client/modelctl/render.h"
 
@@ -88,16 +91,21 @@ Exit PrintSwapPlan(Context& context, const v1::SwapPlan& plan, const std::string
     context.Print(std::move(json).Take());
     return Exit::Ok();
   }
-  Table rows({{"MODEL"},
-              {"FROM", Align::kRight},
-              {"TO", Align::kRight},
-              {"STATE"},
-              {"NEED", Align::kRight},
-              {"SHARED", Align::kRight}});
+  const bool shares = std::any_of(plan.rows().begin(), plan.rows().end(),
+                                  [](const auto& row) { return row.shared_bytes() > 0; });
+  std::vector<Table::Column> columns = {{"MODEL"},
+                                        {"FROM", Align::kRight},
+                                        {"TO", Align::kRight},
+                                        {"STATE"},
+                                        {"NEED", Align::kRight}};
+  if (shares) columns.push_back({"SHARED", Align::kRight});
+  Table rows(columns);
   for (const v1::SwapPlanRow& row : plan.rows()) {
-    rows.Add({row.model(), row.from() == 0 ? "none" : absl::StrCat(row.from()),
-              absl::StrCat(row.to()), Cell(row.to_phase(), TintOf(row.to_phase())),
-              BytesOrNothing(row.need_bytes()), BytesOrNothing(row.shared_bytes())});
+    std::vector<Cell> cells = {row.model(), row.from() == 0 ? "none" : absl::StrCat(row.from()),
+                               absl::StrCat(row.to()), Cell(row.to_phase(), TintOf(row.to_phase())),
+                               BytesOrNothing(row.need_bytes())};
+    if (shares) cells.push_back(BytesOrNothing(row.shared_bytes()));
+    rows.Add(std::move(cells));
   }
   context.Print(rows.Render(context.colour()));
   if (plan.pools_size() > 0) {

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <mutex>
+
 #include "absl/strings/str_cat.h"
 #include "daemon/registry/model_manager_test_fixture.h"
 
@@ -29,7 +31,7 @@ class ManagerIsolationTest : public ManagerTest {
   // Calls of this name hang until Resume.
   void Hang(const std::string& call) {
     os_->Before(call, [this] {
-      if (!hanging_.HasBeenNotified()) hanging_.Notify();
+      std::call_once(once_, [this] { hanging_.Notify(); });
       resumed_.WaitForNotification();
     });
   }
@@ -47,6 +49,7 @@ class ManagerIsolationTest : public ManagerTest {
     }
   }
 
+  std::once_flag once_;
   absl::Notification hanging_;
   absl::Notification resumed_;
   RefusalObserver refusals_;
@@ -152,7 +155,7 @@ TEST_F(ManagerIsolationTest, ALeaseIsStaleFromTheMomentItsLabelMoves) {
   const auto stale = age();
   ASSERT_TRUE(stale.has_value());
   EXPECT_LE(*stale, clock_.Monotonic() - before);
-  // Another label on its version does not make it current; its own coming back does.
+  // Its label comes back to it.
   ASSERT_TRUE(Swap(1).status.ok());
   EXPECT_EQ(age(), std::nullopt);
 }

@@ -29,6 +29,7 @@ keep_on_disk = 3
 requires_files = ["tokenizer.json", "sub/config.json"]
 read_groups = ["robots", "1001"]
 on_drain_deadline = "release"
+drain_timeout = "90s"
 )",
                                "model.toml");
   ASSERT_TRUE(policy.ok()) << policy.status();
@@ -41,6 +42,7 @@ on_drain_deadline = "release"
   EXPECT_THAT(*policy->requires_files, ElementsAre("tokenizer.json", "sub/config.json"));
   EXPECT_THAT(*policy->read_groups, ElementsAre("robots", "1001"));
   EXPECT_EQ(policy->on_drain_deadline, "release");
+  EXPECT_EQ(policy->drain_timeout, absl::Seconds(90));
 }
 
 TEST(ModelPolicyTest, AnEmptyTextSetsNothing) {
