@@ -211,7 +211,7 @@ absl::Status App::Impl::Build() {
   loop = *std::move(made_loop);
   metrics = std::make_unique<Metrics>(BuildInfo{options.version, options.revision, "none"});
 
-  auto made_store = Store::Open(os, options.store_dir, options.state_dir, uid);
+  auto made_store = Store::Open(os, options.store_dir, options.state_dir, uid, options.store_view);
   if (!made_store.ok()) return made_store.status();
   store = *std::move(made_store);
   verified = VerifiedFiles::Load(os, state.dir);
@@ -253,6 +253,7 @@ absl::Status App::Impl::Build() {
   manager_options.memlock = config.memory.memlock;
   manager_options.model_policies = config.models;
   manager_options.own_uid = uid;
+  if (store->read_only()) manager_options.file_protection = "read_only_mount";
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
                          *verified, *host, *memlock, *catalogue, state.dir, *access, machine},

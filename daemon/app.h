@@ -26,6 +26,7 @@ struct AppOptions {
   Config config;
   std::string config_path;  // Empty: none; SIGHUP then has nothing to read.
   std::string store_dir;
+  std::string store_view;  // A read-only mount of it, to open what is served; empty: none.
   std::string state_dir;
   std::string runtime_dir;
   std::string program_dir;        // Where this program lies; its helpers lie beside it.

@@ -109,6 +109,7 @@ int Main(int argc, char** argv) {
   CLI::App cli("Holds machine-learning model weights for a whole machine.", "modelhostd");
   std::string config_path;
   std::string store;
+  std::string store_view;
   std::string state;
   std::string runtime;
   std::string metrics;
@@ -122,6 +123,8 @@ int Main(int argc, char** argv) {
   probe->add_flag("--no-driver", no_driver, "Do not ask the CUDA driver");
   cli.add_option("--config", config_path, "Configuration file (modelhostd.toml)");
   cli.add_option("--store", store, "Where the models are kept");
+  cli.add_option("--store-view", store_view,
+                 "A read-only mount of the store: what clients get is opened through it");
   cli.add_option("--state", state, "Where labels and records are kept");
   cli.add_option("--runtime-dir", runtime, "Where the sockets are made");
   cli.add_option("--metrics", metrics, "ADDRESS:PORT for /metrics, or off");
@@ -159,6 +162,7 @@ int Main(int argc, char** argv) {
   InstallSigbusHandler();
   options.config_path = config_path;
   options.store_dir = store.empty() ? DataDir() + "/store" : store;
+  options.store_view = store_view;
   options.state_dir = state.empty() ? DataDir() + "/state" : state;
   options.runtime_dir = runtime.empty() ? RuntimeDir() : runtime;
   options.program_dir = ProgramDir();

@@ -39,6 +39,7 @@ class LinuxOs final : public Os {
   absl::Status RemoveFileAt(const UniqueFd& dir, const std::string& name) override;
   absl::Status RemoveTreeAt(const UniqueFd& dir, const std::string& name) override;
   absl::StatusOr<uint64_t> FreeBytes(const UniqueFd& dir) override;
+  absl::StatusOr<bool> OnReadOnlyMount(const UniqueFd& fd) override;
   absl::Status TryLock(const UniqueFd& fd) override;
 
   // linux_os.cc

@@ -420,6 +420,14 @@ absl::StatusOr<uint64_t> LinuxOs::FreeBytes(const UniqueFd& dir) {
   return uint64_t{space.f_bavail} * space.f_frsize;
 }
 
+absl::StatusOr<bool> LinuxOs::OnReadOnlyMount(const UniqueFd& fd) {
+  struct statvfs mount {};
+  if (::fstatvfs(fd.get(), &mount) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("ask for the mount of ", PathOf(fd)));
+  }
+  return (mount.f_flag & ST_RDONLY) != 0;
+}
+
 absl::Status LinuxOs::TryLock(const UniqueFd& fd) {
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) == 0) return absl::OkStatus();
   if (errno == EWOULDBLOCK) {

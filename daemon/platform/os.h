@@ -89,6 +89,9 @@ class Os {
   // Removes a directory and all in it, write-protected or not. Does not follow links.
   virtual absl::Status RemoveTreeAt(const UniqueFd& dir, const std::string& name) = 0;
   virtual absl::StatusOr<uint64_t> FreeBytes(const UniqueFd& dir) = 0;
+  // The mount that `fd` was opened through refuses every write, whoever asks, and so does opening
+  // the descriptor again.
+  virtual absl::StatusOr<bool> OnReadOnlyMount(const UniqueFd& fd) = 0;
   // An exclusive lock on an open file for the life of the descriptor; UNAVAILABLE if someone has
   // it.
   virtual absl::Status TryLock(const UniqueFd& fd) = 0;

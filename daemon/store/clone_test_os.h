@@ -83,6 +83,9 @@ class CopyingCloneOs final : public Os {
     return real_.RemoveTreeAt(dir, name);
   }
   absl::StatusOr<uint64_t> FreeBytes(const UniqueFd& dir) override { return real_.FreeBytes(dir); }
+  absl::StatusOr<bool> OnReadOnlyMount(const UniqueFd& fd) override {
+    return real_.OnReadOnlyMount(fd);
+  }
   absl::Status TryLock(const UniqueFd& fd) override { return real_.TryLock(fd); }
   void PreferLargePages(std::span<const std::byte> bytes) override {
     real_.PreferLargePages(bytes);

@@ -34,10 +34,41 @@ absl::StatusOr<UniqueFd> OpenChecked(Os& os, const UniqueFd& parent, const std::
   return dir;
 }
 
+absl::StatusOr<bool> SameNode(Os& os, const UniqueFd& a, const UniqueFd& b) {
+  auto one = os.Stat(a);
+  if (!one.ok()) return one.status();
+  auto other = os.Stat(b);
+  if (!other.ok()) return other.status();
+  return one->device == other->device && one->inode == other->inode;
+}
+
+// The store through a read-only mount of it.
+absl::StatusOr<UniqueFd> OpenView(Os& os, const std::string& view, const UniqueFd& root_dir,
+                                  const std::string& root) {
+  const std::string how =
+      absl::StrCat(" (mount --bind ", root, " ", view, ", then mount -o remount,bind,ro ", view,
+                   "; under systemd BindReadOnlyPaths=", root, ":", view, ")");
+  auto dir = os.OpenDir(view);
+  if (!dir.ok()) return dir.status();
+  auto same = SameNode(os, root_dir, *dir);
+  if (!same.ok()) return same.status();
+  if (!*same) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(view, ": is not the store ", root, " seen through another mount", how));
+  }
+  auto read_only = os.OnReadOnlyMount(*dir);
+  if (!read_only.ok()) return read_only.status();
+  if (!*read_only) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(view, ": may be written to: it is no read-only mount", how));
+  }
+  return dir;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Store>> Store::Open(Os& os, std::string root, std::string state,
-                                                   uint32_t own_uid) {
+                                                   uint32_t own_uid, std::string view) {
   while (root.size() > 1 && root.back() == '/') root.pop_back();
   if (absl::Status made = os.MakeDirs(absl::StrCat(root, "/", kModels), 0700); !made.ok()) {
     return Prefix("store", made);
@@ -56,14 +87,21 @@ absl::StatusOr<std::unique_ptr<Store>> Store::Open(Os& os, std::string root, std
   }
   auto state_dir = os.OpenDir(state);
   if (!state_dir.ok()) return Prefix("state directory", state_dir.status());
+  UniqueFd view_dir;
+  if (!view.empty()) {
+    auto opened = OpenView(os, view, *root_dir, root);
+    if (!opened.ok()) return Prefix("store view", opened.status());
+    view_dir = *std::move(opened);
+  }
   return std::make_unique<DiskStore>(os, std::move(root), own_uid, *std::move(root_dir),
-                                     *std::move(state_dir));
+                                     *std::move(state_dir), std::move(view), std::move(view_dir));
 }
 
-absl::StatusOr<UniqueFd> DiskStore::OpenVersionDir(const std::string& model, uint64_t version) {
+absl::StatusOr<UniqueFd> DiskStore::OpenVersionDir(const UniqueFd& root, const std::string& model,
+                                                   uint64_t version) {
   if (absl::Status good = CheckModelName(model); !good.ok()) return good;
   const std::string number = absl::StrCat(version);
-  auto models = OpenChecked(os_, root_dir_, kModels, kModels, own_uid_);
+  auto models = OpenChecked(os_, root, kModels, kModels, own_uid_);
   if (!models.ok()) return models.status();
   auto missing = [&](absl::Status status) {
     if (!absl::IsNotFound(status)) return status;
@@ -77,6 +115,35 @@ absl::StatusOr<UniqueFd> DiskStore::OpenVersionDir(const std::string& model, uin
   auto opened = OpenChecked(os_, *versions, number, "its directory", own_uid_);
   if (!opened.ok()) return missing(opened.status());
   return opened;
+}
+
+absl::StatusOr<UniqueFd> DiskStore::OpenServedDir(const std::string& model, uint64_t version) {
+  auto dir = OpenVersionDir(root_dir_, model, version);
+  if (!dir.ok() || !read_only()) return dir;
+  auto seen = OpenVersionDir(view_dir_, model, version);
+  if (!seen.ok() && !absl::IsNotFound(seen.status())) return seen;
+  auto same = seen.ok() ? SameNode(os_, *dir, *seen) : false;
+  if (!same.ok()) return same.status();
+  // What was mounted below the store after the view was made is in one of them only.
+  if (!*same) {
+    return absl::UnavailableError(
+        absl::StrCat("its directory: is not the same in ", root_, " and in the store view ", view_,
+                     " (restart the daemon after mounting anything below the store)"));
+  }
+  return seen;
+}
+
+absl::Status DiskStore::CheckReadOnly(const std::vector<TreeFile>& tree) {
+  for (const TreeFile& file : tree) {
+    auto read_only = os_.OnReadOnlyMount(file.fd);
+    if (!read_only.ok()) return read_only.status();
+    if (!*read_only) {
+      return absl::UnavailableError(
+          absl::StrCat(file.path, ": is not on a read-only mount in the store view ", view_,
+                       " (restart the daemon after mounting anything below the store)"));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Manifest> DiskStore::ReadManifest(const TreeFile& file, const std::string& model,
@@ -125,10 +192,13 @@ absl::StatusOr<VersionFiles> DiskStore::OpenVersion(
     const std::string& model, uint64_t version,
     const std::function<bool(uint64_t bytes_done)>& progress) {
   const std::string ref = Ref(model, version);
-  auto dir = OpenVersionDir(model, version);
+  auto dir = OpenServedDir(model, version);
   if (!dir.ok()) return Prefix(ref, dir.status());
   auto tree = ReadTree(os_, *dir, own_uid_, /*open_files=*/true);
   if (!tree.ok()) return Prefix(ref, tree.status());
+  if (read_only()) {
+    if (absl::Status good = CheckReadOnly(*tree); !good.ok()) return Prefix(ref, good);
+  }
 
   VersionFiles files;
   if (const TreeFile* file = FindInTree(*tree, kManifestName); file != nullptr) {
@@ -159,7 +229,7 @@ absl::StatusOr<VersionFiles> DiskStore::OpenVersion(
 }
 
 absl::StatusOr<Manifest> DiskStore::RecordedManifest(const std::string& model, uint64_t version) {
-  auto dir = OpenVersionDir(model, version);
+  auto dir = OpenVersionDir(root_dir_, model, version);
   if (!dir.ok()) return Prefix(Ref(model, version), dir.status());
   TreeFile file;
   auto fd = os_.OpenFileAt(*dir, kManifestName);

@@ -20,14 +20,19 @@ namespace modelhost {
 
 class DiskStore final : public Store {
  public:
-  DiskStore(Os& os, std::string root, uint32_t own_uid, UniqueFd root_dir, UniqueFd state_dir)
+  // `view_dir` is not valid when there is no view.
+  DiskStore(Os& os, std::string root, uint32_t own_uid, UniqueFd root_dir, UniqueFd state_dir,
+            std::string view, UniqueFd view_dir)
       : os_(os),
         root_(std::move(root)),
+        view_(std::move(view)),
         own_uid_(own_uid),
         root_dir_(std::move(root_dir)),
+        view_dir_(std::move(view_dir)),
         state_dir_(std::move(state_dir)) {}
 
   const std::string& root() const override { return root_; }
+  bool read_only() const override { return view_dir_.valid(); }
   absl::StatusOr<std::vector<ScannedModel>> Scan() override;
   absl::StatusOr<VersionFiles> OpenVersion(
       const std::string& model, uint64_t version,
@@ -53,8 +58,12 @@ class DiskStore final : public Store {
   using VersionId = std::pair<std::string, uint64_t>;
   using KnownVersions = std::map<VersionId, Known>;
 
-  // models/<model>/versions/<N>, each directory on the way checked.
-  absl::StatusOr<UniqueFd> OpenVersionDir(const std::string& model, uint64_t version);
+  // models/<model>/versions/<N> below `root`, each directory on the way checked.
+  absl::StatusOr<UniqueFd> OpenVersionDir(const UniqueFd& root, const std::string& model,
+                                          uint64_t version);
+  // The same where clients may look: through the view, if there is one.
+  absl::StatusOr<UniqueFd> OpenServedDir(const std::string& model, uint64_t version);
+  absl::Status CheckReadOnly(const std::vector<TreeFile>& tree);
   absl::StatusOr<Manifest> ReadManifest(const TreeFile& file, const std::string& model,
                                         uint64_t version);
   absl::Status CheckChecksums(const std::vector<TreeFile>& tree, const Manifest& manifest);
@@ -75,8 +84,10 @@ class DiskStore final : public Store {
 
   Os& os_;
   const std::string root_;
+  const std::string view_;
   const uint32_t own_uid_;
   const UniqueFd root_dir_;
+  const UniqueFd view_dir_;
   const UniqueFd state_dir_;
 
   absl::Mutex mutex_;  // Never held during a call to os_.

@@ -58,11 +58,15 @@ struct VersionFiles {
 class Store {
  public:
   // Makes the directories that are missing (0700). `own_uid` must own what is served, or root.
+  // `view`, unless empty, is a read-only mount of `root`: what clients get is opened through it, so
+  // that not even root can open it again for writing. FAILED_PRECONDITION when it is anything else.
   static absl::StatusOr<std::unique_ptr<Store>> Open(Os& os, std::string root, std::string state,
-                                                     uint32_t own_uid);
+                                                     uint32_t own_uid, std::string view = "");
   virtual ~Store() = default;
 
   virtual const std::string& root() const = 0;
+  // Whatever OpenVersion opens is on a read-only mount: there is a view.
+  virtual bool read_only() const = 0;
 
   // All models and versions, the unusable ones with the reason. UNAVAILABLE/other when the store
   // itself cannot be read: the caller keeps what it has (absence is not an instruction).
@@ -74,7 +78,7 @@ class Store {
   // manifest.json gets one computed (this reads every byte, `progress` is told, cancellable by a
   // false return); its checksums.sha256 must agree.
   //   NOT_FOUND no such version; INVALID_ARGUMENT/FAILED_PRECONDITION malformed; DATA_LOSS wrong
-  //   digests
+  //   digests; UNAVAILABLE not to be had through the view
   virtual absl::StatusOr<VersionFiles> OpenVersion(
       const std::string& model, uint64_t version,
       const std::function<bool(uint64_t bytes_done)>& progress) = 0;

@@ -173,6 +173,11 @@ absl::StatusOr<uint64_t> FaultOs::FreeBytes(const UniqueFd& dir) {
   return real_.FreeBytes(dir);
 }
 
+absl::StatusOr<bool> FaultOs::OnReadOnlyMount(const UniqueFd& fd) {
+  if (auto fault = Enter("OnReadOnlyMount"); !fault.ok()) return fault;
+  return real_.OnReadOnlyMount(fd);
+}
+
 absl::Status FaultOs::TryLock(const UniqueFd& fd) {
   if (auto fault = Enter("TryLock"); !fault.ok()) return fault;
   return real_.TryLock(fd);

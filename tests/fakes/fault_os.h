@@ -60,6 +60,7 @@ class FaultOs final : public Os {
   absl::Status RemoveFileAt(const UniqueFd& dir, const std::string& name) override;
   absl::Status RemoveTreeAt(const UniqueFd& dir, const std::string& name) override;
   absl::StatusOr<uint64_t> FreeBytes(const UniqueFd& dir) override;
+  absl::StatusOr<bool> OnReadOnlyMount(const UniqueFd& fd) override;
   absl::Status TryLock(const UniqueFd& fd) override;
   void PreferLargePages(std::span<const std::byte> bytes) override;
   absl::Status Populate(std::span<const std::byte> bytes) override;

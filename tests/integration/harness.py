@@ -114,7 +114,7 @@ def as_user(uid):
     """Keyword arguments for subprocess that start a program as one of our users."""
     if not AS_ROOT:
         return {}
-    return {"user": uid, "group": uid, "extra_groups": GROUPS[uid]}
+    return {"user": uid, "group": uid, "extra_groups": GROUPS.get(uid, [])}
 
 
 def environment(**more):

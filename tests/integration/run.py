@@ -1,9 +1,10 @@
 #!/usr/bin/python3
 """Runs the integration tests; the last line is `N passed, N failed, N skipped`.
 
-usage: run.py [--build DIR] [--files F[,F]] [--except F[,F]] [--smoke] [-k TEXT] [-v]
+usage: run.py [--build DIR] [--folder DIR] [--files F[,F]] [--except F[,F]] [--smoke] [-k TEXT] [-v]
 
---build names a build folder with bin/ and lib/ (default build/release). --smoke runs the cases that
+--build names a build folder with bin/ and lib/ (default build/release), --folder another folder of
+such tests than this one. --smoke runs the cases that
 are marked so: one or two of each kind, for slow builds.
 """
 import argparse
@@ -42,6 +43,7 @@ def flatten(suite):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--build", default=str(harness.ROOT / "build" / "release"))
+    parser.add_argument("--folder", type=pathlib.Path, default=HERE)
     parser.add_argument("--files", default="")
     parser.add_argument("--except", dest="without", default="")
     parser.add_argument("--smoke", action="store_true")
@@ -49,8 +51,9 @@ def main():
     parser.add_argument("-v", action="store_true")
     arguments = parser.parse_args()
     harness.use_build(arguments.build)
+    sys.path.insert(0, str(arguments.folder.resolve()))
     names = arguments.files.split(",") if arguments.files else sorted(
-        path.name for path in HERE.glob("test_*.py"))
+        path.name for path in arguments.folder.glob("test_*.py"))
     names = [name for name in names if name not in arguments.without.split(",")]
     loader = unittest.TestLoader()
     tests = []

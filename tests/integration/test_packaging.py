@@ -26,7 +26,7 @@ class Units(unittest.TestCase):
             self.skipTest("there is no systemd-analyze")
         for part in ("usr/sbin", "bin", "etc/systemd/system"):
             (self.root / part).mkdir(parents=True)
-        for name in ("usr/sbin/modelhostd", "bin/kill"):
+        for name in ("usr/sbin/modelhostd", "bin/sh"):
             (self.root / name).write_text("#!/bin/sh\n")
             (self.root / name).chmod(0o755)
         for unit in UNITS:

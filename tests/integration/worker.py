@@ -101,6 +101,15 @@ class Worker:
         return {"text": data.decode(errors="replace"), "same_by_path": same,
                 "sha256": hashlib.sha256(data).hexdigest()}
 
+    def reopen(self, path, flags, key="a"):
+        """Opens a file's descriptor once more, by its path in /proc; the errno, 0 when it opens."""
+        _, fd_path = self.handles[key].file(path)
+        try:
+            os.close(os.open(fd_path, flags))
+        except OSError as error:
+            return {"errno": error.errno}
+        return {"errno": 0}
+
     def follow(self, ref):
         self.live = self.client.follow(ref, True, 0)
         return {"version": self.live.adopt().version()}
