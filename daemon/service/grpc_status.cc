@@ -42,6 +42,13 @@ size_t SequenceLength(absl::string_view text) {
   return length;
 }
 
+// One that moves a terminal's cursor, or worse: C0, DEL, C1.
+bool IsControl(absl::string_view character) {
+  const auto first = static_cast<uint8_t>(character[0]);
+  if (character.size() == 1) return first < 0x20 || first == 0x7F;
+  return first == 0xC2 && static_cast<uint8_t>(character[1]) < 0xA0;
+}
+
 std::string ReasonOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kReasonPayload);
   return payload.has_value() ? std::string(*payload) : absl::StatusCodeToString(status.code());
@@ -54,8 +61,8 @@ std::string SafeText(absl::string_view text, size_t most_bytes) {
   out.reserve(std::min(text.size(), most_bytes));
   while (!text.empty()) {
     const size_t length = SequenceLength(text);
-    const absl::string_view piece =
-        length == 0 ? absl::string_view(kReplacement) : text.substr(0, length);
+    const bool bad = length == 0 || IsControl(text.substr(0, length));
+    const absl::string_view piece = bad ? absl::string_view(kReplacement) : text.substr(0, length);
     if (out.size() + piece.size() > most_bytes) return out + "...";
     out.append(piece.data(), piece.size());
     text.remove_prefix(std::max<size_t>(length, 1));

@@ -33,8 +33,8 @@ ErrorMetadata RefusalMetadata(const absl::Status& status);
 // Gives an error a reason of its own, UPPER_SNAKE_CASE.
 absl::Status WithReason(absl::Status status, absl::string_view reason);
 
-// `text` with every byte that is not part of UTF-8 as U+FFFD, at most `most_bytes` of it ("..." at
-// the end of what was cut).
+// `text` with every byte that is not part of UTF-8, and every control character, as U+FFFD, at most
+// `most_bytes` of it ("..." at the end of what was cut).
 std::string SafeText(absl::string_view text, size_t most_bytes = SIZE_MAX);
 
 }  // namespace modelhost
