@@ -12,13 +12,25 @@
 
 namespace modelhost {
 
-absl::Status ModelManager::Impl::DeletingError(const VersionRecord& record) {
+OperationId ModelManager::Impl::RemovedBy(const VersionKey& key) const {
+  if (const auto it = deletes.find(key); it != deletes.end()) return it->second.operation;
+  for (const auto& [id, gc] : gcs) {
+    if (std::ranges::find(gc.versions, key) != gc.versions.end()) return id;
+  }
+  return 0;
+}
+
+absl::Status ModelManager::Impl::CheckNotRemoved(const VersionKey& key) const {
+  const OperationId by = RemovedBy(key);
+  if (by == 0) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat(record.key.ToString(), ": op-", record.deleting, " is removing it"));
+      absl::StrCat(key.ToString(), ": op-", by,
+                   " is removing it (wait for it, or `modelctl ops cancel op-", by, "`)"));
 }
 
 absl::Status ModelManager::Impl::CheckDelete(const VersionKey& key) const {
   const std::string name = key.ToString();
+  if (auto status = CheckNotRemoved(key); !status.ok()) return status;
   if (const auto labelled = LabelsOf(key); !labelled.empty()) {
     return absl::FailedPreconditionError(
         absl::StrCat(name, ": label ", absl::StrJoin(labelled, ", "),
@@ -28,6 +40,12 @@ absl::Status ModelManager::Impl::CheckDelete(const VersionKey& key) const {
     if (running.request.model == key.model && running.request.version == key.version) {
       return absl::FailedPreconditionError(
           absl::StrCat(name, ": op-", id, " is publishing it (wait for it, or cancel it)"));
+    }
+  }
+  for (const auto& [id, upload] : uploads) {
+    if (upload.request.model == key.model && upload.request.version == key.version) {
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": op-", id, " is about to publish it (wait for it, or cancel it)"));
     }
   }
   for (const auto& [id, cancel] : verifies) {
@@ -47,7 +65,6 @@ absl::Status ModelManager::Impl::CheckDelete(const VersionKey& key) const {
         });
     return invalid ? absl::OkStatus() : NoSuchVersion(key);
   }
-  if (record->deleting != 0) return DeletingError(*record);
   switch (MayDelete(FactsOf(*record))) {
     case Verdict::kYes:
       break;
@@ -154,6 +171,8 @@ void ModelManager::Impl::RemoveFromDisk(const VersionKey& key) {
       [this, key, id](Moved moved) {
         if (moved.cancelled) return;  // All is as it was, and has been said.
         if (moved.gone) {
+          // The number is free from here on: what is published and loaded under it is another one.
+          deletes.erase(key);
           ForgetDeleted(key);
         } else if (VersionRecord* record = Find(key)) {
           record->deleting = 0;
@@ -227,7 +246,8 @@ void ModelManager::PlanDelete(const VersionKey& key,
   Impl& impl = *impl_;
   if (impl.stopping) return done(Impl::StoppingError());
   if (auto may = impl.CheckDelete(key); !may.ok()) return done(may);
-  impl.OnShortPool(
+  // A walk over the store, which may be slow: not before label writes.
+  impl.OnLongPool(
       [&impl, key] {
         return MeasureVersion(impl.deps.store, key.model, absl::StrCat(key.version));
       },

@@ -33,7 +33,6 @@ void ModelManager::Impl::FollowDesired(const std::string& file) {
   DesiredBook fresh;
   fresh.file = file;
   fresh.state = file.empty() ? DesiredFileState::kOff : DesiredFileState::kReading;
-  fresh.reading = desired.reading;
   fresh.look = desired.look + 1;
   fresh.review_posted = desired.review_posted;
   fresh.running = std::move(desired.running);
@@ -66,10 +65,10 @@ void ModelManager::Impl::LookAtDesired() {
 }
 
 void ModelManager::Impl::TakeDesired(uint64_t look, DesiredText read) {
+  if (look != desired.look) return;  // Of a file that is not followed any more.
   desired.reading = false;
   deps.loop.CancelTimer(std::exchange(desired.deadline_timer, 0));
   if (stopping || desired.file.empty()) return;
-  if (look != desired.look) return LookAtDesired();
 
   absl::Duration next = options.desired_poll;
   bool changed = false;

@@ -138,6 +138,10 @@ void ModelManager::Impl::StartGc(OperationId id) {
 
 void ModelManager::Impl::GcMoved(OperationId id, const VersionKey& key, bool gone,
                                  uint64_t removed) {
+  if (const auto gc = gcs.find(id); gc != gcs.end()) std::erase(gc->second.versions, key);
+  if (VersionRecord* record = Find(key); record != nullptr && record->deleting == id) {
+    record->deleting = 0;
+  }
   if (gone) ForgetDeleted(key);
   operations.Update(id, [&](OperationSnapshot& operation) {
     operation.result.removed = removed;
@@ -162,7 +166,7 @@ void ModelManager::PlanGarbage(const std::string& model,
         {key, absl::StrCat("beyond keep_on_disk = ", impl.models.at(key.model).policy.keep_on_disk,
                            bad ? ", and of no use as it is" : "")});
   }
-  impl.OnShortPool(
+  impl.OnLongPool(
       [&impl, versions = std::move(versions),
        all = model.empty()]() -> absl::StatusOr<GarbagePlan> {
         Store& store = impl.deps.store;

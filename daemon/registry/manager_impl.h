@@ -242,6 +242,9 @@ struct ModelManager::Impl {
   // After a load that failed: true when it will be tried again, and who waits goes on waiting.
   bool RetryLater(VersionRecord& record, const absl::Status& status);
   void ScheduleRetry(VersionRecord& record, absl::Duration delay);
+  // What a label names is wanted: looked after, when it came to rest without being READY for a
+  // reason that may pass.
+  void KeepWish(VersionRecord& record);
   // An explicit request does not wait for the next try.
   void RetryNow(VersionRecord& record);
   void StopRetrying(VersionRecord& record);
@@ -264,7 +267,9 @@ struct ModelManager::Impl {
   // --- manager_delete.cc
   // Why it may not be removed now, or OK.
   absl::Status CheckDelete(const VersionKey& key) const;
-  static absl::Status DeletingError(const VersionRecord& record);
+  // The operation that is about to remove it, known to the books or not; 0: none.
+  OperationId RemovedBy(const VersionKey& key) const;
+  absl::Status CheckNotRemoved(const VersionKey& key) const;
   void RemoveFromDisk(const VersionKey& key);
   void ForgetDeleted(const VersionKey& key);
   absl::Status CancelDelete(OperationId operation, const absl::Status& cancelled);
@@ -289,7 +294,8 @@ struct ModelManager::Impl {
   void GcMoved(OperationId id, const VersionKey& key, bool gone, uint64_t removed);
   // --- manager_room.cc
   std::vector<BudgetPool*> Pools() const { return {&deps.host, &deps.memlock}; }
-  CapacityPicture Picture();
+  // Loads that nobody but operations of `leaving` wait for are about to be cancelled.
+  CapacityPicture Picture(const std::set<OperationId>& leaving = {});
   WantedVersion Want(const VersionRecord& record);
   Stay StayOf(const VersionRecord& record) const;
   static std::vector<RegionBytes> Regions(const ResidentVersion& resident);
@@ -373,6 +379,8 @@ struct ModelManager::Impl {
   void SwapTargetReady(OperationId operation, const VersionKey& key, const absl::Status& status);
   void FlipSwap(OperationId operation);
   void FinishSwap(OperationId operation, const absl::Status& status);
+  // Those under way that this one would take the place of.
+  std::set<OperationId> SupersededSwaps(const SwapRequest& request) const;
   void SupersedeSwaps(const SwapRequest& request, OperationId by);
   void RestoreLabels();
   void AnnounceLabels(const VersionRecord& record);
@@ -487,6 +495,7 @@ struct ModelManager::Impl {
   uint64_t next_pending = 1;
   std::deque<RoomWaiter> waiting_for_room;
   std::optional<RoomWaiter> admitting;  // Let in from there, and has not booked yet.
+  absl::Duration admitted_at;
   TimerId room_timer = 0;
   // Labels that a swap has withdrawn from the page: which swap.
   std::map<std::pair<std::string, std::string>, OperationId> withdrawn;
@@ -502,6 +511,7 @@ struct ModelManager::Impl {
 
   absl::Time started_wall;
   absl::Duration grace_ends = absl::ZeroDuration();  // Of the restart, on the monotonic clock.
+  int grace_rounds = 0;
   bool in_grace = true;
   std::set<VersionKey> restoring;  // Offered by the fd store, and not loaded yet.
   RestartSnapshot restart;

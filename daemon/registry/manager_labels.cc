@@ -210,7 +210,7 @@ absl::Status ModelManager::Impl::CheckSwap(const SwapRequest& request) const {
     const VersionRecord* record = Find({target.model, target.version});
     if (record == nullptr) return NoSuchVersion({target.model, target.version});
     if (record->health == Health::kSuspect) return SuspectError(*record);
-    if (record->deleting != 0) return DeletingError(*record);
+    if (auto status = CheckNotRemoved(record->key); !status.ok()) return status;
     if (record->leaves_for != 0) return LeavesError(*record);
   }
   const SwapTarget& first = request.targets.front();
@@ -282,7 +282,8 @@ void ModelManager::Impl::LoadTargets(OperationId id) {
   // Copied: a target that is READY already reports at once, and the last report ends the swap.
   const std::vector<SwapTarget> targets = swaps.at(id).request.targets;
   for (const SwapTarget& target : targets) {
-    if (!swaps.contains(id)) break;  // A target has failed already: the others need not load.
+    // A target has failed already: the others need not load.
+    if (const auto it = swaps.find(id); it == swaps.end() || it->second.restoring) break;
     const VersionKey key{target.model, target.version};
     const bool was_ready_before = Find(key) != nullptr && Find(key)->resident != nullptr;
     EnsureReady(key, {id, [this, id, key, was_ready_before](const absl::Status& status) {
@@ -298,17 +299,21 @@ void ModelManager::Impl::LoadTargets(OperationId id) {
   }
 }
 
-void ModelManager::Impl::SupersedeSwaps(const SwapRequest& request, OperationId by) {
-  std::vector<OperationId> superseded;
+std::set<OperationId> ModelManager::Impl::SupersededSwaps(const SwapRequest& request) const {
+  std::set<OperationId> superseded;
   for (const auto& [id, swap] : swaps) {
     if (swap.flipping || swap.restoring || swap.request.label != request.label) continue;
     const bool overlap = std::ranges::any_of(swap.request.targets, [&](const SwapTarget& old) {
       return std::ranges::any_of(
           request.targets, [&](const SwapTarget& target) { return target.model == old.model; });
     });
-    if (overlap) superseded.push_back(id);
+    if (overlap) superseded.insert(id);
   }
-  for (const OperationId id : superseded) {
+  return superseded;
+}
+
+void ModelManager::Impl::SupersedeSwaps(const SwapRequest& request, OperationId by) {
+  for (const OperationId id : SupersededSwaps(request)) {
     const SwapRequest& old = swaps.at(id).request;
     FinishSwap(id, SupersededBy(absl::StrCat(old.targets.front().model, ":", old.label), by));
   }

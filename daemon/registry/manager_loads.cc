@@ -37,7 +37,7 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
   VersionRecord* record = Find(key);
   if (record == nullptr) return waiter.done(NoSuchVersion(key));
   if (stopping) return waiter.done(StoppingError());
-  if (record->deleting != 0) return waiter.done(DeletingError(*record));
+  if (auto status = CheckNotRemoved(key); !status.ok()) return waiter.done(status);
   if (record->leaves_for != 0) return waiter.done(LeavesError(*record));
   // The policy or the machine may be another one since it was loaded.
   if (record->phase == Phase::kReady || record->phase == Phase::kDraining) {
@@ -194,7 +194,6 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     }
   }
   const absl::Status told = record->error;
-  NoteRestored(key, told);
   Tell([&](Observer& observer) { observer.OnLoadFinished(key, report, told, last_phase); });
   Note(key,
        failure == LoadFailure::kBadBytes    ? "quarantined"
@@ -213,10 +212,12 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     }
     for (auto& waiter : again) EnsureReady(key, std::move(waiter));
   } else if (failure != LoadFailure::kTransient || !RetryLater(*record, status)) {
+    NoteRestored(key, told);
     TellWaiters(*record, told);
   }
   RetryPendingAcquires(key.model);
   UpdateReady();
+  if (VersionRecord* rests = Find(key)) KeepWish(*rests);
   ForgetIfGone(key);
 }
 
@@ -314,6 +315,7 @@ void ModelManager::Impl::RefusedLoad(VersionRecord& record, const absl::Status& 
   TellWaiters(record, status);
   RetryPendingAcquires(key.model);
   UpdateReady();
+  if (VersionRecord* rests = Find(key)) KeepWish(*rests);
   ForgetIfGone(key);
 }
 
@@ -352,6 +354,8 @@ void ModelManager::Impl::CancelLoad(VersionRecord& record) {
   StopRetrying(record);
   std::erase_if(waiting_for_room,
                 [&](const RoomWaiter& waiter) { return waiter.key == record.key; });
+  Admitted(record.key);
+  KeepWish(record);
 }
 
 absl::StatusOr<OperationId> ModelManager::Load(const VersionKey& key, uint32_t by) {
@@ -359,7 +363,7 @@ absl::StatusOr<OperationId> ModelManager::Load(const VersionKey& key, uint32_t b
   if (impl.stopping) return Impl::StoppingError();
   VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
-  if (record->deleting != 0) return Impl::DeletingError(*record);
+  if (auto status = impl.CheckNotRemoved(key); !status.ok()) return status;
   for (const auto& waiter : record->waiters) {
     const OperationSnapshot* running = impl.operations.Find(waiter.operation);
     if (running == nullptr || running->kind != OperationKind::kLoad) continue;

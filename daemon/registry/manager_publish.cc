@@ -81,6 +81,9 @@ absl::StatusOr<ModelManager::PublishTicket> ModelManager::PublishFromDescriptors
   Impl& impl = *impl_;
   if (impl.stopping) return absl::UnavailableError("the daemon is stopping");
   if (auto status = CheckPublish(request); !status.ok()) return status;
+  if (auto status = impl.CheckNotRemoved({request.model, request.version}); !status.ok()) {
+    return status;
+  }
   if (request.files.size() > kMostUploadFiles) {
     return absl::InvalidArgumentError(absl::StrCat(request.files.size(), " files: more than ",
                                                    kMostUploadFiles,
@@ -190,6 +193,9 @@ absl::StatusOr<OperationId> ModelManager::BeginStreamedPublish(const PublishRequ
   Impl& impl = *impl_;
   if (impl.stopping) return absl::UnavailableError("the daemon is stopping");
   if (auto status = CheckPublish(request); !status.ok()) return status;
+  if (auto status = impl.CheckNotRemoved({request.model, request.version}); !status.ok()) {
+    return status;
+  }
   const OperationId id =
       impl.operations.Begin(OperationKind::kPublish, request.model, request.version, "", by);
   impl.publishes[id] = {request, std::make_shared<CancelToken>()};
@@ -252,6 +258,9 @@ void ModelManager::Impl::FinishPublish(OperationId operation,
     if (!scan.ok()) return operations.Finish(operation, scan.status());
     VersionRecord* record = Find(key);
     if (record == nullptr) return operations.Finish(operation, NoSuchVersion(key));
+    if (repaired && record->phase == Phase::kStaged && !stopping && !LabelsOf(key).empty()) {
+      EnsureReady(key, {0, [this](const absl::Status&) { UpdateReady(); }});
+    }
     if (!repaired || record->phase != Phase::kReady || stopping) {
       return operations.Finish(operation, absl::OkStatus());
     }

@@ -44,8 +44,8 @@ StrategyChoice ModelManager::Impl::PlanFor(const SwapRequest& request, SwapStrat
     names.push_back(key.ToString());
   }
   StrategyChoice choice =
-      ChooseStrategy(Picture(), wanted, OldOf(request), asked, request.allow_downtime,
-                     absl::StrCat("swap to ", absl::StrJoin(names, ", ")));
+      ChooseStrategy(Picture(SupersededSwaps(request)), wanted, OldOf(request), asked,
+                     request.allow_downtime, absl::StrCat("swap to ", absl::StrJoin(names, ", ")));
   // Then the load itself finds out.
   if (guessed && absl::IsResourceExhausted(choice.refused)) choice.refused = absl::OkStatus();
   return choice;
@@ -54,7 +54,15 @@ StrategyChoice ModelManager::Impl::PlanFor(const SwapRequest& request, SwapStrat
 absl::StatusOr<SwapPlan> ModelManager::PlanSwap(const SwapRequest& request) {
   Impl& impl = *impl_;
   if (auto status = impl.CheckSwap(request); !status.ok()) return status;
+  for (const SwapTarget& target : request.targets) {
+    if (impl.withdrawn.contains({target.model, request.label})) {
+      return impl.WithdrawnError(target.model, request.label);
+    }
+  }
   const StrategyChoice choice = impl.PlanFor(request, *ParseSwapStrategy(request.strategy));
+  if (choice.strategy == SwapStrategy::kResource) {
+    if (auto status = impl.CheckResourceTargets(request); !status.ok()) return status;
+  }
   const CapacityPicture picture = impl.Picture();
   SwapPlan plan;
   std::vector<WantedVersion> before;  // Each row counts what those above it do not bring.
@@ -268,6 +276,7 @@ void ModelManager::Impl::RestoreSwap(OperationId operation, const absl::Status& 
   PendingSwap& swap = swaps.at(operation);
   if (std::exchange(swap.restoring, true)) return;
   swap.failure = failure;
+  swap.flipping = false;
   const bool began = swap.withdrawn;
   for (const VersionKey& key : std::exchange(swap.held, {})) Unhold(key);
   operations.Update(operation, [&](OperationSnapshot& snapshot) {

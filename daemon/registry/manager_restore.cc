@@ -79,8 +79,9 @@ void ModelManager::Impl::NoteRestored(const VersionKey& key,
 
 void ModelManager::Impl::EndGrace() {
   if (stopping) return;
-  if (!scanned) {
-    // Nobody could look for it: a store that cannot be read is no reason to let go.
+  constexpr int kMostRounds = 20;
+  if (!scanned || (!restoring.empty() && ++grace_rounds < kMostRounds)) {
+    // Nobody could look for it, or who needs it is still being loaded: no reason to let go.
     deps.loop.PostDelayed(options.restart_grace, [this] { EndGrace(); });
     return;
   }

@@ -53,12 +53,26 @@ bool ModelManager::Impl::RetryLater(VersionRecord& record, const absl::Status& s
   return true;
 }
 
+void ModelManager::Impl::KeepWish(VersionRecord& record) {
+  const bool may_pass = options.retry.most > 0 && IsTransient(record.error, ErrnoOf(record.error));
+  const bool rests = record.phase == Phase::kStaged || (record.phase == Phase::kFailed && may_pass);
+  if (stopping || !rests || !record.on_disk || record.retry_timer != 0 || !record.waiters.empty() ||
+      record.leaves_for != 0 || WaitsForRoom(record.key) || LabelsOf(record.key).empty()) {
+    return;
+  }
+  RetryPolicy slow = options.retry;
+  slow.first = slow.longest;
+  const double dice = std::uniform_real_distribution<double>(0, 1)(random);
+  ScheduleRetry(record, RetryDelay(slow, 1, dice));
+}
+
 void ModelManager::Impl::ScheduleRetry(VersionRecord& record, absl::Duration delay) {
   record.retry_timer = deps.loop.PostDelayed(delay, [this, key = record.key] {
     VersionRecord* found = Find(key);
     if (found == nullptr || found->retry_timer == 0) return;
     found->retry_timer = 0;
-    if (stopping || found->phase != Phase::kFailed || found->deleting != 0) return;
+    const bool rests = found->phase == Phase::kFailed || found->phase == Phase::kStaged;
+    if (stopping || !rests || RemovedBy(key) != 0 || found->leaves_for != 0) return;
     if (found->waiters.empty()) {
       if (LabelsOf(key).empty()) {
         found->attempts = 0;
@@ -66,7 +80,7 @@ void ModelManager::Impl::ScheduleRetry(VersionRecord& record, absl::Duration del
       }
       found->waiters.push_back({0, [this](const absl::Status&) { UpdateReady(); }});
     }
-    if (Move(*found, Phase::kStaged)) AskForRoom(*found);
+    if (found->phase == Phase::kStaged || Move(*found, Phase::kStaged)) AskForRoom(*found);
   });
 }
 

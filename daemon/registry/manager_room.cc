@@ -16,6 +16,9 @@ namespace {
 
 // Most room is announced by whoever makes it. What a transport still holds for a moment is not.
 constexpr absl::Duration kRoomLook = absl::Milliseconds(50);
+// How long the others wait for the one that was let in to book. It may hang, or hash its files
+// first; who starts in spite of it asks the budgets themselves.
+constexpr absl::Duration kAdmitPatience = absl::Seconds(2);
 
 bool IsLocked(Residency residency) {
   return residency == Residency::kPinned || residency == Residency::kSealed;
@@ -61,7 +64,7 @@ Stay ModelManager::Impl::StayOf(const VersionRecord& record) const {
   return MayEvict(FactsOf(record)) ? Stay::kIdle : Stay::kKept;
 }
 
-CapacityPicture ModelManager::Impl::Picture() {
+CapacityPicture ModelManager::Impl::Picture(const std::set<OperationId>& leaving) {
   CapacityPicture picture;
   for (BudgetPool* pool : Pools()) {
     PoolPicture& added = picture.pools.emplace_back();
@@ -78,7 +81,11 @@ CapacityPicture ModelManager::Impl::Picture() {
     const auto goes_on = [](const std::shared_ptr<CancelToken>& load) {
       return load != nullptr && !load->cancelled();
     };
-    if (goes_on(record.cancel) || goes_on(record.reload)) {
+    const bool unwanted = !leaving.empty() && !record.waiters.empty() &&
+                          std::ranges::all_of(record.waiters, [&](const auto& waiter) {
+                            return waiter.wants_load && leaving.contains(waiter.operation);
+                          });
+    if (!unwanted && (goes_on(record.cancel) || goes_on(record.reload))) {
       for (uint64_t& pool : known) pool += record.file_bytes;
     }
     if (record.resident == nullptr && record.freeing.empty()) continue;
@@ -144,6 +151,7 @@ void ModelManager::Impl::AskForRoom(VersionRecord& record) {
 }
 
 void ModelManager::Impl::QueueForRoom(const VersionKey& key, bool first) {
+  std::erase_if(waiting_for_room, [&](const RoomWaiter& one) { return one.key == key; });
   RoomWaiter waiter{key, deps.clock.Monotonic(), {}, absl::OkStatus()};
   if (first) {
     waiting_for_room.push_front(std::move(waiter));
@@ -172,7 +180,7 @@ void ModelManager::Impl::ExpireRoomWaiters() {
   for (const RoomWaiter& waiter : late) {
     std::erase_if(waiting_for_room, [&](const RoomWaiter& one) { return one.key == waiter.key; });
     VersionRecord* record = Find(waiter.key);
-    if (record == nullptr) continue;
+    if (record == nullptr || record->phase != Phase::kStaged) continue;
     RefuseRoom(*record, waiter,
                absl::StrCat("not within ", absl::FormatDuration(options.admission_timeout),
                             " ([load] admission_timeout): "));
@@ -212,6 +220,9 @@ void ModelManager::Impl::RefuseRoom(VersionRecord& record, const RoomWaiter& wai
 
 // Control thread, whenever something was given back, and every kRoomLook besides.
 void ModelManager::Impl::LookForRoom() {
+  if (admitting.has_value() && deps.clock.Monotonic() - admitted_at >= kAdmitPatience) {
+    admitting.reset();
+  }
   while (!waiting_for_room.empty() && !admitting.has_value() && !stopping) {
     RoomWaiter waiter = waiting_for_room.front();
     VersionRecord* record = Find(waiter.key);
@@ -227,6 +238,7 @@ void ModelManager::Impl::LookForRoom() {
     if (room.fits && room.evict.empty() && !room.waits) {
       waiting_for_room.pop_front();
       admitting = std::move(waiter);
+      admitted_at = deps.clock.Monotonic();
       StartLoad(*record);
       return;
     }

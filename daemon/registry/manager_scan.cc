@@ -15,7 +15,7 @@ absl::StatusOr<OperationId> ModelManager::Verify(const VersionKey& key, uint32_t
   if (impl.stopping) return absl::UnavailableError("the daemon is stopping");
   const VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
-  if (record->deleting != 0) return Impl::DeletingError(*record);
+  if (auto status = impl.CheckNotRemoved(key); !status.ok()) return status;
   for (const auto& [running, cancel] : impl.verifies) {
     const OperationSnapshot* verify = impl.operations.Find(running);
     if (verify->model == key.model && verify->version == key.version) return running;

@@ -153,7 +153,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       AskForRoom(*record);
     }
   }
-  if (deletes.contains(key)) RemoveFromDisk(key);
+  if (record != nullptr && record->deleting != 0 && deletes.contains(key)) RemoveFromDisk(key);
   LookForRoom();
   ForgetIfGone(key);
 }
@@ -184,7 +184,16 @@ absl::StatusOr<OperationId> ModelManager::Unload(const VersionKey& key,
       break;
   }
   // One under way is joined: when it is over there is nothing left to unload.
-  if (record->unload != 0) return record->unload;
+  if (record->unload != 0) {
+    if (record->phase == Phase::kUnloading) {
+      // Who wants it loaded again came before this wish.
+      impl.TellLoadWaiters(*record, SupersededBy(key.ToString(), record->unload));
+    } else if (drain_timeout.has_value() || release_on_deadline) {
+      impl.SetDrainDeadline(*record, drain_timeout.value_or(impl.PolicyOf(key.model).drain_timeout),
+                            release_on_deadline);
+    }
+    return record->unload;
+  }
   for (const auto& waiter : record->waiters) {
     if (waiter.wants_load) continue;
     const OperationId running = waiter.operation;
