@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE.parent / "integration"))
 import harness  # noqa: E402
 import tree  # noqa: E402
 
-BOOT_DEADLINE_S = 60
+BOOT_DEADLINE_S = 180
 CGROUPS = pathlib.Path("/sys/fs/cgroup")
 TEST_FILES = "opt/modelhost-test"
 READER, OPERATOR, STRANGER = "reader", "operator", "stranger"
@@ -226,7 +226,7 @@ class Machine:
         return {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8", "SYSTEMD_PAGER": "",
                 "PYTHONDONTWRITEBYTECODE": "1"}
 
-    def run(self, *arguments, user=None, check=True, deadline_s=60):
+    def run(self, *arguments, user=None, check=True, deadline_s=180):
         done = subprocess.run(self.command(*arguments, user=user), stdin=subprocess.DEVNULL,
                               capture_output=True, text=True, timeout=deadline_s, check=False,
                               env=self.environment(), cwd="/")

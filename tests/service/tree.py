@@ -15,7 +15,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 SUITE = "bookworm"
 NEEDS = ("mmdebstrap", "systemd-nspawn", "nsenter", "unshare")
 MAKE_DEADLINE_S = 600
-NO_MIRROR = re.compile(r"resolve|unable to connect|could not connect|network is unreachable|timed out"
+NO_MIRROR = re.compile(r"resolv|unable to connect|could not connect|network is unreachable|timed out"
                        r"|no route|\b(403|404|502|503)\b", re.IGNORECASE)
 
 
