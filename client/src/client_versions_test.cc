@@ -28,13 +28,16 @@ TEST_F(ClientTest, ADaemonThatSpeaksOnlyANewerProtocolIsNamed) {
   server_->SetFaults({.abi_min = kOurs + 1, .abi_max = kOurs + 2});
   EXPECT_EQ(TryConnect(3'600'000), nullptr);
   EXPECT_EQ(error_.status, MH_UNIMPLEMENTED);
-  EXPECT_THAT(error_.message, HasSubstr("this client speaks 1 to 1, this daemon speaks 2 to 3"));
+  EXPECT_THAT(error_.message,
+              HasSubstr("this client speaks " + std::to_string(abi::kFrameAbiMin) + " to " +
+                        std::to_string(kOurs) + ", this daemon speaks " +
+                        std::to_string(kOurs + 1) + " to " + std::to_string(kOurs + 2)));
   EXPECT_THAT(error_.message, HasSubstr("update libmodelhost"));
 }
 
 TEST_F(ClientTest, ADaemonThatSpeaksOnlyAnOlderProtocolIsNamed) {
   StartUsual();
-  server_->SetFaults({.abi_min = 0, .abi_max = kOurs - 1});
+  server_->SetFaults({.abi_min = 0, .abi_max = abi::kFrameAbiMin - 1});
   EXPECT_EQ(TryConnect(3'600'000), nullptr);
   EXPECT_EQ(error_.status, MH_UNIMPLEMENTED);
   EXPECT_THAT(error_.message, HasSubstr("update modelhostd"));
@@ -45,7 +48,8 @@ TEST_F(ClientTest, AnAnswerInAnAbiThatWasNotOfferedIsNamed) {
   server_->SetFaults({.answer_abi = kOurs + 6});
   EXPECT_EQ(TryConnect(5000), nullptr);
   EXPECT_EQ(error_.status, MH_UNIMPLEMENTED);
-  EXPECT_THAT(error_.message, HasSubstr("answered in ABI 7, this library reads 1"));
+  EXPECT_THAT(error_.message, HasSubstr("answered in ABI " + std::to_string(kOurs + 6) +
+                                        ", this library reads " + std::to_string(kOurs)));
 }
 
 TEST_F(ClientTest, APageOfAnotherAbiIsNamed) {

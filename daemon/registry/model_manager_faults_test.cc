@@ -372,7 +372,8 @@ TEST_F(ManagerFaultsTest, ADryRunRefusesWhatTheSwapWould) {
   request.targets = {{"planner", 2}};
   EXPECT_EQ(plan(request), absl::StatusCode::kOk);
   request.strategy = "resource";
-  EXPECT_EQ(plan(request), absl::StatusCode::kUnimplemented);
+  EXPECT_EQ(OnLoop([&] { return manager_->PlanSwap(request)->refused.code(); }),
+            absl::StatusCode::kFailedPrecondition);  // Without allow_downtime.
   request.strategy = "auto";
   request.if_current = 2;
   EXPECT_EQ(plan(request), absl::StatusCode::kFailedPrecondition);

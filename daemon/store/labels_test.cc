@@ -96,7 +96,7 @@ TEST_F(LabelsTest, ABrokenFileIsDataLossWithTheOffset) {
 
 TEST_F(LabelsTest, OfANewerDaemonTheyAreRefusedAndNotToBeThrownAway) {
   std::string text = SerializeLabels(Labels(8));
-  text.replace(text.find("\"schema\":1"), 10, "\"schema\":2");
+  text.replace(text.find("\"schema\": 1"), 11, "\"schema\": 2");
   WriteFile(scratch_ / "labels.json", text);
   const absl::Status status = LoadLabels(os_, dir_).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;

@@ -76,9 +76,9 @@ TEST_F(VerifiedTest, ARecordOfANewerDaemonIsAnEmptyOne) {
   verified->Record(Info(1), digest_);
   ASSERT_TRUE(verified->Save(dir_).ok());
   std::string text = ReadFile(scratch_ / "verified.json");
-  const size_t at = text.find("\"schema\":1");
+  const size_t at = text.find("\"schema\": 1");
   ASSERT_NE(at, std::string::npos) << text;
-  text.replace(at, 10, "\"schema\":2");
+  text.replace(at, 11, "\"schema\": 2");
   WriteFile(scratch_ / "verified.json", text);
   EXPECT_EQ(VerifiedFiles::Load(os_, dir_)->Find(Info(1)), std::nullopt);
 }
