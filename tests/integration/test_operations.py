@@ -60,7 +60,8 @@ class Operations(Case):
         self.assertEqual(self.show(operation)["state"], "running")
 
     def assert_succeeds(self, operation):
-        self.assertEqual(self.daemon.ctl("ops", "watch", operation).code, EXIT_OK)
+        self.assertEqual(self.daemon.ctl("ops", "watch", operation, deadline_s=600).code,
+                         EXIT_OK)
         shown = self.show(operation)
         self.assertEqual(shown["state"], "succeeded", shown)
         self.assertIn(operation, [row["id"] for row in self.json("ops", "ls")["items"]])
@@ -84,7 +85,7 @@ class LostStreams(Operations):
         self.assertEqual(self.version_row("slow", 1)["labels"], ["stable"])
 
     def test_a_verification_goes_on_without_who_asked_for_it(self):
-        self.put_slow()
+        self.put_slow(nbytes=1 << 30)  # One thread reads it, and hashes each byte twice.
         operation = self.start_and_lose("verify", "verify", "slow@1")
         self.assert_goes_on(operation)
         self.assert_succeeds(operation)
