@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <csignal>
 #include <cstdlib>
+#include <map>
 #include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/config_reload.h"
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/observe/log_observer.h"
 #include "daemon/observe/metrics.h"
@@ -37,6 +39,7 @@
 #include "daemon/service/control_server.h"
 #include "daemon/store/publish.h"
 #include "daemon/store/store.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -50,6 +53,7 @@ constexpr absl::Duration kRpcGrace = absl::Seconds(1);
 // A disk that hangs must not hold up the stop: nothing on disk needs an orderly end. Well below the
 // TimeoutStopSec= of the unit.
 constexpr absl::Duration kStopTime = absl::Seconds(15);
+constexpr absl::Duration kShortageInterval = absl::Seconds(10);
 constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
 constexpr int kMostAccepts = 64;  // Of one turn of the loop: others are served in between.
 // Told to systemd again and again while the required models load.
@@ -79,10 +83,9 @@ struct App::Impl : public Observer {
   absl::StatusOr<UniqueFd> OpenIndexer();
   absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
   void AcceptControl();
+  void TellOfShortage(const std::string& socket, const absl::Status& why);
   void OnSignal();
-  void Reload();
-  void TakeConfig(const absl::StatusOr<Config>& config);
-  void EndReload();
+  std::vector<ConfigEntry> FlagEntries() const;
   void AskForTime();
   void BeginStop(int signal_number);
   void FeedWatchdog();
@@ -91,6 +94,7 @@ struct App::Impl : public Observer {
 
   void OnReady(bool ready) override;
   void OnScan(uint64_t added, uint64_t invalid) override;
+  void OnDesiredFile(const DesiredFileReport& report) override;
 
   AppOptions options;
   Logger logger;
@@ -108,6 +112,9 @@ struct App::Impl : public Observer {
   std::unique_ptr<Publisher> publisher;
   std::unique_ptr<BudgetPool> host;
   std::unique_ptr<BudgetPool> memlock;
+  SystemdFdStore fd_store;
+  RestoredMemory restored;
+  std::unique_ptr<Parking> parking;  // Null without an fd store. Outlives what it parked.
   RegionCache regions;
   IndexWriter index_writer;
   ProbedMachine machine{clock};
@@ -122,15 +129,16 @@ struct App::Impl : public Observer {
   std::unique_ptr<HandleBroker> broker;
   HealthReporter health;
   ModelWatcher model_watcher;
+  std::unique_ptr<ConfigReloader> reloader;
   std::unique_ptr<ControlServer> server;
   std::unique_ptr<HttpEndpoint> http;
   std::unique_ptr<DirWatcher> watcher;
+  std::unique_ptr<DirWatcher> desired_watcher;
   std::optional<UnixListener> control_listener;
   std::optional<UnixListener> handles_listener;
   WatchId control_watch = 0;
+  std::map<std::string, absl::Duration> shortage_told;  // By socket, when.
   bool told_ready = false;
-  bool reloading = false;
-  bool reload_again = false;  // Asked for while one was under way.
   bool stopping = false;
 };
 
@@ -196,6 +204,7 @@ absl::Status App::Impl::Build() {
   if (!labels.ok()) return labels.status();
   labels->epoch += 1;
   if (auto status = SaveLabels(os, state.dir, *labels); !status.ok()) return status;
+  FaultPoint("start.epoch_saved");
 
   std::vector<std::string> unknown_groups;
   access = AccessPolicy::Make(config.access.read_groups, config.access.admin_groups, uid,
@@ -217,6 +226,7 @@ absl::Status App::Impl::Build() {
   if (auto status = publisher->SweepIncoming(); !status.ok()) {
     logger.Write(LogLevel::kWarning, LogLine("sweep").AddError(status));
   }
+  FaultPoint("start.swept");
 
   const MemoryLimits limits = os.Limits();
   host = std::make_unique<BudgetPool>("host", HostBudget(config, limits));
@@ -228,13 +238,27 @@ absl::Status App::Impl::Build() {
   load_options.memlock = config.memory.memlock;
   load_options.threads = LoadThreads(config.load.threads);
   load_options.io_priority = config.load.io_priority;
-  chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads);
+  load_options.pace = config.load.pace;
+  const auto in_background = [this] {
+    if (auto status = os.MakeThreadBackground(); !status.ok()) {
+      logger.Write(LogLevel::kWarning, LogLine("load_priority").AddError(status));
+    }
+  };
+  chunk_pool = std::make_unique<ThreadPool>("mh-chunk", load_options.threads, in_background);
   auto made_indexer = MakeIndexer();
   if (!made_indexer.ok()) return made_indexer.status();
   indexer = *std::move(made_indexer);
   loader = std::make_unique<Loader>(os, clock, *store, *verified, *chunk_pool, regions, *host,
                                     *memlock, *indexer, index_writer, machine, load_options);
-  load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads);
+  if (const size_t room = FdStoreRoom(); room > 0) {
+    Parking::Options parking_options;
+    parking_options.epoch = labels->epoch;
+    parking_options.builder = absl::StrCat(options.version, " ", options.revision);
+    parking_options.most = room;
+    parking = std::make_unique<Parking>(os, fd_store, state.dir, parking_options);
+    loader->UseFdStore(*parking, restored);
+  }
+  load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads, in_background);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
 
@@ -250,6 +274,7 @@ absl::Status App::Impl::Build() {
   manager_options.memlock = config.memory.memlock;
   manager_options.model_policies = config.models;
   manager_options.own_uid = uid;
+  manager_options.retry.most = config.load.retries;
   manager_options.max_leases_per_uid = config.access.max_leases_per_uid;
   manager_options.admission_timeout = config.load.admission_timeout;
   BrokerOptions broker_options;
@@ -258,8 +283,12 @@ absl::Status App::Impl::Build() {
   if (store->read_only()) manager_options.file_protection = "read_only_mount";
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
-                         *verified, *host, *memlock, *catalogue, state.dir, *access, machine},
+                         *verified, *host, *memlock, *catalogue, state.dir, *access, machine,
+                         parking.get(), parking == nullptr ? nullptr : &restored},
       manager_options, *labels);
+  broker_options.on_accept_pause = [this](const absl::Status& why) {
+    TellOfShortage("handles", why);
+  };
   broker = std::make_unique<HandleBroker>(
       HandleBroker::Deps{*loop, *pool, *open_pool, closer, *manager, *catalogue, clock},
       broker_options);
@@ -279,6 +308,18 @@ absl::Status App::Impl::Build() {
     }
   }
 
+  reloader = std::make_unique<ConfigReloader>(
+      ConfigReloader::Deps{
+          *loop, *pool, *manager, machine, logger,
+          // Before the first READY systemd waits for that one, and takes no other for it.
+          [this] {
+            if (told_ready) NotifyReloading();
+          },
+          [this] {
+            if (told_ready && !stopping) NotifyReady(StatusLine());
+          }},
+      options.config_path, config, FlagEntries());
+
   ServerInfo info;
   info.version = options.version;
   info.revision = options.revision;
@@ -292,8 +333,9 @@ absl::Status App::Impl::Build() {
   ControlServer::Interceptors interceptors;
   interceptors.push_back(MakeRpcObserver(*metrics, clock));
   server = std::make_unique<ControlServer>(
-      ControlServer::Deps{*manager, *loop, clock, *access, *publisher, health, model_watcher}, info,
-      std::move(interceptors), CallGuard::Options{}, config.access.max_connections_per_uid);
+      ControlServer::Deps{*manager, *loop, clock, *access, *publisher, health, model_watcher,
+                          *reloader},
+      info, std::move(interceptors), CallGuard::Options{}, config.access.max_connections_per_uid);
   for (Observer* observer : std::initializer_list<Observer*>{
            &log_observer, metrics.get(), broker.get(), &health, &model_watcher, this}) {
     manager->AddObserver(observer);
@@ -319,6 +361,22 @@ absl::Status App::Impl::Build() {
   } else {
     logger.Write(LogLevel::kWarning, LogLine("watch_off").AddError(made_watcher.status()));
   }
+  DirWatcher::Options desired_options;
+  desired_options.contents = true;
+  auto made_desired_watcher =
+      DirWatcher::Create(*loop, clock, desired_options, [this] { manager->LookAtDesired(); });
+  if (made_desired_watcher.ok()) {
+    desired_watcher = *std::move(made_desired_watcher);
+  } else {
+    // The file is looked at every few seconds anyway.
+    logger.Write(LogLevel::kWarning, LogLine("watch_off").AddError(made_desired_watcher.status()));
+  }
+  manager->FollowDesired(config.desired.file);
+  // Late: a start that fails before this leaves everything in the store for the next one.
+  if (parking != nullptr) {
+    restored.Take(os, fd_store, state.dir, std::exchange(options.inherited.stored, {}));
+  }
+  FaultPoint("start.serving");
   manager->Start();
   FeedWatchdog();
   AskForTime();
@@ -334,8 +392,26 @@ absl::Status App::Impl::Build() {
   return absl::OkStatus();
 }
 
+// What the command line, or the environment that it is read with, has decided.
+std::vector<ConfigEntry> App::Impl::FlagEntries() const {
+  std::vector<ConfigEntry> entries;
+  const auto add = [&](const char* key, const std::string& value, const char* flag) {
+    const bool given = options.given_flags.contains(flag);
+    entries.push_back({key, absl::StrCat("\"", value, "\""), given ? flag : "default", false});
+  };
+  add("store", options.store_dir, "--store");
+  add("state", options.state_dir, "--state");
+  add("runtime_dir", options.runtime_dir, "--runtime-dir");
+  if (!options.store_view.empty()) add("store_view", options.store_view, "--store-view");
+  if (options.given_flags.contains("--metrics")) {
+    add("metrics.listen", options.metrics_listen, "--metrics");
+  }
+  return entries;
+}
+
 absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketType type) {
-  if (const auto it = options.inherited.find(name); it != options.inherited.end()) {
+  auto& sockets = options.inherited.sockets;
+  if (const auto it = sockets.find(name); it != sockets.end()) {
     return UnixListener::Adopt(std::move(it->second), type);
   }
   return UnixListener::Bind(absl::StrCat(options.runtime_dir, "/", name, ".sock"), type,
@@ -344,6 +420,11 @@ absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketTy
 
 void App::Run() {
   impl_->loop->Run();
+  if (impl_->parking != nullptr && !impl_->parking->Settle(kStopTime)) {
+    impl_->logger.Write(LogLevel::kError,
+                        LogLine("stop_forced").Add("note", "systemd takes no messages"));
+    std::_Exit(EXIT_FAILURE);
+  }
   impl_->logger.Write(LogLevel::kInfo, LogLine("stopped"));
 }
 
@@ -356,7 +437,7 @@ void App::Impl::AcceptControl() {
     if (absl::IsResourceExhausted(socket.status())) {
       // Out of descriptors: the listener would be ready again and again. Others are served
       // meanwhile.
-      logger.Write(LogLevel::kWarning, LogLine("accept").AddError(socket.status()));
+      TellOfShortage("control", socket.status());
       loop->ChangeWatch(control_watch, 0);
       loop->PostDelayed(kAcceptPause, [this] {
         if (!stopping) loop->ChangeWatch(control_watch, EPOLLIN);
@@ -374,68 +455,24 @@ void App::Impl::AcceptControl() {
   }
 }
 
+// The shortage may last, and accepting is tried ten times a second: one line in a while.
+void App::Impl::TellOfShortage(const std::string& socket, const absl::Status& why) {
+  const absl::Duration now = clock.Monotonic();
+  const auto [told, first] = shortage_told.try_emplace(socket, now);
+  if (!first && now - told->second < kShortageInterval) return;
+  told->second = now;
+  logger.Write(LogLevel::kWarning, LogLine("accept").Add("socket", socket).AddError(why));
+}
+
 void App::Impl::OnSignal() {
   signalfd_siginfo info{};
   while (::read(options.signals.get(), &info, sizeof(info)) == sizeof(info)) {
     if (info.ssi_signo == SIGHUP) {
-      Reload();
+      reloader->Reload([](const absl::StatusOr<ReloadReport>&) {});  // Its log line is the answer.
     } else {
       BeginStop(static_cast<int>(info.ssi_signo));
     }
   }
-}
-
-void App::Impl::Reload() {
-  if (stopping) return;
-  if (reloading) {
-    reload_again = true;
-    return;
-  }
-  reloading = true;
-  // Before the first READY systemd waits for that one, and takes no other for it.
-  if (told_ready) NotifyReloading();
-  if (options.config_path.empty()) {
-    logger.Write(LogLevel::kInfo,
-                 LogLine("reload").Add("note", "no configuration file; the store is read again"));
-    machine.Forget();
-    manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
-      if (!stopping) manager->ReviewServed();
-      EndReload();
-    });
-    return;
-  }
-  pool->Post([this] {
-    auto config = LoadConfig(options.config_path);
-    loop->Post([this, config = std::move(config)] { TakeConfig(config); });
-  });
-}
-
-void App::Impl::TakeConfig(const absl::StatusOr<Config>& config) {
-  if (stopping) return;
-  if (!config.ok()) {
-    logger.Write(LogLevel::kError,
-                 LogLine("reload").Add("note", "nothing was changed").AddError(config.status()));
-    EndReload();
-    return;
-  }
-  manager->SetModelPolicies(config->models);
-  machine.SetOverrides(config->machine);
-  machine.Forget();
-  manager->Rescan([this](const absl::StatusOr<ModelManager::RescanResult>&) {
-    logger.Write(LogLevel::kInfo,
-                 LogLine("reload")
-                     .Add("changed", "models,machine")
-                     .Add("needs_restart", "memory, load, device, metrics, access"));
-    if (!stopping) manager->ReviewServed();
-    EndReload();
-  });
-}
-
-void App::Impl::EndReload() {
-  reloading = false;
-  if (stopping) return;
-  if (told_ready) NotifyReady(StatusLine());
-  if (std::exchange(reload_again, false)) Reload();
 }
 
 void App::Impl::BeginStop(int signal_number) {
@@ -450,6 +487,8 @@ void App::Impl::BeginStop(int signal_number) {
   broker->Stop();
   // Before anything waits: who loads stops, and RPCs that wait for a load are answered.
   manager->CancelWork();
+  if (parking != nullptr) parking->Leave();
+  reloader->Stop();
   loop->PostDelayed(kStopTime, [this] {
     logger.Write(
         LogLevel::kError,
@@ -463,6 +502,7 @@ void App::Impl::BeginStop(int signal_number) {
     loop->Post([this] {
       manager->Stop([this] {
         watcher.reset();
+        desired_watcher.reset();
         loop->Quit();
       });
     });
@@ -503,6 +543,13 @@ void App::Impl::AskForTime() {
 }
 
 void App::Impl::OnScan(uint64_t /*added*/, uint64_t /*invalid*/) { RefreshWatches(); }
+
+void App::Impl::OnDesiredFile(const DesiredFileReport& report) {
+  if (desired_watcher == nullptr || (report.watch.empty() && !report.file.empty())) return;
+  if (auto status = desired_watcher->SetPaths(report.watch); !status.ok()) {
+    logger.Write(LogLevel::kDebug, LogLine("watch").AddError(status));
+  }
+}
 
 void App::Impl::RefreshWatches() {
   if (watcher == nullptr) return;

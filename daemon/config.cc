@@ -21,6 +21,7 @@ namespace modelhost {
 namespace {
 
 constexpr int64_t kMaxThreads = 1024;
+constexpr int64_t kMaxRetries = 20;
 constexpr size_t kMaxFileBytes = size_t{4} << 20;
 
 using KeyReader = std::function<absl::Status(const TomlField&)>;
@@ -115,6 +116,25 @@ absl::Status ReadIoPriority(const TomlField& field, std::string& into) {
   return absl::OkStatus();
 }
 
+absl::Status ReadPace(const TomlField& field, LoadPace& into) {
+  const auto text = field.String();
+  if (!text.ok()) return text.status();
+  absl::string_view rate = *text;
+  if (rate == "auto") {
+    into = {};
+  } else if (rate == "off") {
+    into = {LoadPace::Kind::kOff, 0};
+  } else {
+    const bool per_second = absl::ConsumeSuffix(&rate, "/s");
+    const auto bytes = ParseBytes(rate);
+    if (!per_second || !bytes.ok() || *bytes == 0) {
+      return field.Error("expected \"auto\", \"off\" or bytes a second, as in \"200MiB/s\"");
+    }
+    into = {LoadPace::Kind::kRate, *bytes};
+  }
+  return absl::OkStatus();
+}
+
 Section LoadSection(Config& config) {
   return {{"threads",
            [&](const TomlField& field) {
@@ -124,6 +144,16 @@ Section LoadSection(Config& config) {
                return field.Error(absl::StrCat("expected 0 to ", kMaxThreads));
              }
              config.load.threads = static_cast<int>(*threads);
+             return absl::OkStatus();
+           }},
+          {"retries",
+           [&](const TomlField& field) {
+             auto retries = field.Integer();
+             if (!retries.ok()) return retries.status();
+             if (*retries < 0 || *retries > kMaxRetries) {
+               return field.Error(absl::StrCat("expected 0 to ", kMaxRetries));
+             }
+             config.load.retries = static_cast<int>(*retries);
              return absl::OkStatus();
            }},
           {"verify",
@@ -151,6 +181,7 @@ Section LoadSection(Config& config) {
                                             {"off", IsolateParsing::kOff}},
                                            config.load.isolate_parsing);
            }},
+          {"pace", [&](const TomlField& field) { return ReadPace(field, config.load.pace); }},
           {"io_priority",
            [&](const TomlField& field) { return ReadIoPriority(field, config.load.io_priority); }}};
 }
@@ -195,6 +226,19 @@ Section AccessSection(Config& config) {
       {"max_connections_per_uid", [&](const TomlField& field) {
          return Quota(field, config.access.max_connections_per_uid);
        }}};
+}
+
+Section DesiredSection(Config& config) {
+  return {{"file", [&](const TomlField& field) {
+             auto file = field.String();
+             if (!file.ok()) return file.status();
+             // Where a daemon happens to be started is no place to look from.
+             if (!file->empty() && file->front() != '/') {
+               return field.Error("expected an absolute path, or \"\" for none");
+             }
+             config.desired.file = *std::move(file);
+             return absl::OkStatus();
+           }}};
 }
 
 // A value, or an array of them.
@@ -272,6 +316,68 @@ absl::Status ReadModels(absl::string_view file, const TomlEntry& entry, Config& 
   return absl::OkStatus();
 }
 
+using Sections = std::vector<std::pair<std::string, Section>>;
+Sections AllSections(Config& config) {
+  return {
+      {"memory", MemorySection(config)},   {"load", LoadSection(config)},
+      {"device", DeviceSection(config)},   {"metrics", MetricsSection(config)},
+      {"access", AccessSection(config)},   {"machine", MachineSection(config)},
+      {"desired", DesiredSection(config)},
+  };
+}
+
+std::string TomlText(const TomlValue& value) {
+  switch (value.kind) {
+    case TomlValue::Kind::kString: {
+      std::string text;
+      AppendJsonString(value.string, &text);
+      return text;
+    }
+    case TomlValue::Kind::kInteger:
+      return absl::StrCat(value.integer);
+    case TomlValue::Kind::kBoolean:
+      return value.boolean ? "true" : "false";
+    case TomlValue::Kind::kArray: {
+      std::vector<std::string> items;
+      for (const TomlValue& item : value.array) items.push_back(TomlText(item));
+      return absl::StrCat("[", absl::StrJoin(items, ", "), "]");
+    }
+    case TomlValue::Kind::kTable: {
+      std::vector<std::string> items;
+      for (const TomlEntry& item : value.table) {
+        items.push_back(absl::StrCat(item.key, " = ", TomlText(item.value)));
+      }
+      return absl::StrCat("{ ", absl::StrJoin(items, ", "), " }");
+    }
+    case TomlValue::Kind::kFloat:  // No key takes one of these.
+    case TomlValue::Kind::kTime:
+      break;
+  }
+  return "";
+}
+
+// Of a file that was found good.
+void RecordGiven(const TomlValue& top, Config& config) {
+  const auto record = [&config](const std::string& table, const TomlEntry& entry) {
+    config.given[absl::StrCat(table, ".", entry.key)] = {entry.line, TomlText(entry.value)};
+  };
+  for (const TomlEntry& section : top.table) {
+    if (section.key != "models") {
+      for (const TomlEntry& entry : section.value.table) record(section.key, entry);
+      continue;
+    }
+    for (const TomlValue& model : section.value.array) {
+      std::string name;
+      for (const TomlEntry& entry : model.table) {
+        if (entry.key == "name") name = entry.value.string;
+      }
+      for (const TomlEntry& entry : model.table) {
+        if (entry.key != "name") record(absl::StrCat("models.", name), entry);
+      }
+    }
+  }
+}
+
 }  // namespace
 
 Config DefaultConfig() { return Config(); }
@@ -284,11 +390,7 @@ absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view fil
   auto top = ParseToml(text, file);
   if (!top.ok()) return top.status();
   Config config;
-  const std::vector<std::pair<std::string, Section>> sections = {
-      {"memory", MemorySection(config)}, {"load", LoadSection(config)},
-      {"device", DeviceSection(config)}, {"metrics", MetricsSection(config)},
-      {"access", AccessSection(config)}, {"machine", MachineSection(config)},
-  };
+  const Sections sections = AllSections(config);
   for (const TomlEntry& entry : top->table) {
     absl::Status read;
     if (entry.key == "models") {
@@ -308,7 +410,31 @@ absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view fil
     }
     if (!read.ok()) return read;
   }
+  RecordGiven(*top, config);
   return config;
+}
+
+std::vector<std::string> ConfigKeys() {
+  Config unused;
+  std::vector<std::string> keys;
+  for (const auto& [name, section] : AllSections(unused)) {
+    for (const auto& [key, reader] : section) keys.push_back(absl::StrCat(name, ".", key));
+  }
+  return keys;
+}
+
+void TakeReloadable(Config fresh, Config& running) {
+  running.models = std::move(fresh.models);
+  running.machine = std::move(fresh.machine);
+  running.desired = std::move(fresh.desired);
+  const auto reloadable = [](absl::string_view key) {
+    return absl::StartsWith(key, "models.") || absl::StartsWith(key, "machine.") ||
+           absl::StartsWith(key, "desired.");
+  };
+  std::erase_if(running.given, [&](const auto& item) { return reloadable(item.first); });
+  for (auto& [key, given] : fresh.given) {
+    if (reloadable(key)) running.given[key] = std::move(given);
+  }
 }
 
 absl::StatusOr<Config> LoadConfig(const std::string& path) {

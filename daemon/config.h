@@ -34,6 +34,8 @@ struct Config {
     int threads = 0;  // 0: one per core, at most 8.
     VerifyPolicy verify = VerifyPolicy::kFull;
     std::string io_priority = "best-effort:6";  // "best-effort:0".."best-effort:7", "idle", "none".
+    int retries = 5;  // Of a load that failed for a reason that may pass; 0: none.
+    LoadPace pace;    // "auto", "off" or "SIZE/s".
     IsolateParsing isolate_parsing = IsolateParsing::kAuto;
     absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   };
@@ -53,6 +55,10 @@ struct Config {
     uint64_t max_connections_per_uid = 1024;  // To each of the two sockets.
   };
 
+  struct Desired {
+    std::string file;  // Absolute; empty: none is followed.
+  };
+
   // [machine]: what is said here is not looked for. Empty facts are.
   MachineFacts machine;
   Memory memory;
@@ -60,7 +66,15 @@ struct Config {
   Device device;
   Metrics metrics;
   Access access;
+  Desired desired;
   std::map<std::string, ModelPolicy> models;  // [[models]] by name.
+
+  struct Given {
+    uint32_t line = 0;
+    std::string text;  // The value as TOML writes it.
+  };
+  // What the file has: "load.threads", "models.planner.residency".
+  std::map<std::string, Given> given;
 };
 
 Config DefaultConfig();
@@ -68,6 +82,12 @@ Config DefaultConfig();
 absl::StatusOr<Config> ParseConfig(absl::string_view text, absl::string_view file);
 // NOT_FOUND, PERMISSION_DENIED and the like name the path.
 absl::StatusOr<Config> LoadConfig(const std::string& path);
+
+// "section.key" of all that a file may have, without [[models]], in the order of the sections.
+std::vector<std::string> ConfigKeys();
+// Puts into `running` what a new file says about the parts that may change while the daemon runs:
+// models, machine and desired.
+void TakeReloadable(Config fresh, Config& running);
 
 // INVALID_ARGUMENT unless it is what Metrics::listen may be; also for the command line.
 absl::Status CheckListenAddress(absl::string_view listen);

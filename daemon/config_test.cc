@@ -28,8 +28,10 @@ host_budget = "12GiB"
 memlock = "required"
 [load]
 threads = 3
+retries = 7
 verify = "manifest"
 io_priority = "idle"
+pace = "200MiB/s"
 admission_timeout = "5s"
 [device]
 enabled = false
@@ -59,8 +61,11 @@ keep_previous = "90s"
   EXPECT_EQ(config->memory.host_budget_bytes, uint64_t{12} << 30);
   EXPECT_EQ(config->memory.memlock, MemlockPolicy::kRequired);
   EXPECT_EQ(config->load.threads, 3);
+  EXPECT_EQ(config->load.retries, 7);
   EXPECT_EQ(config->load.verify, VerifyPolicy::kManifest);
   EXPECT_EQ(config->load.io_priority, "idle");
+  EXPECT_TRUE(config->load.pace.kind == LoadPace::Kind::kRate);
+  EXPECT_EQ(config->load.pace.bytes_per_second, uint64_t{200} << 20);
   EXPECT_EQ(config->load.admission_timeout, absl::Seconds(5));
   EXPECT_EQ(config->access.max_leases_per_uid, 7u);
   EXPECT_EQ(config->access.max_connections_per_uid, 5u);
@@ -110,7 +115,11 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
   EXPECT_THAT(ErrorOf("[memory]\nmemlock = \"yes\""), HasSubstr("\"best_effort\""));
   EXPECT_THAT(ErrorOf("[load]\nthreads = 1.5"), HasSubstr("expected an integer"));
   EXPECT_THAT(ErrorOf("[load]\nthreads = 100000"), HasSubstr("0 to 1024"));
+  EXPECT_THAT(ErrorOf("[load]\nretries = 21"), HasSubstr("0 to 20"));
   EXPECT_THAT(ErrorOf("[load]\nio_priority = \"best-effort:8\""), HasSubstr("0 to 7"));
+  for (const char* pace : {"fast", "", "200MiB", "0MiB/s", "-1/s", "/s", "auto/s"}) {
+    EXPECT_THAT(ErrorOf(absl::StrCat("[load]\npace = \"", pace, "\"")), HasSubstr("200MiB/s"));
+  }
   EXPECT_THAT(ErrorOf("[load]\nadmission_timeout = \"5\""), HasSubstr("expected a duration"));
   EXPECT_THAT(ErrorOf("[access]\nmax_leases_per_uid = 0"), HasSubstr("1 or more"));
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));

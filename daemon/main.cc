@@ -168,8 +168,14 @@ int Main(int argc, char** argv) {
   options.program_dir = ProgramDir();
   options.metrics_listen = metrics.empty() ? options.config.metrics.listen : metrics;
   options.metrics_required = !metrics.empty() || options.config.metrics.given;
+  for (const auto& [flag, text] :
+       {std::pair{"--store", store}, std::pair{"--state", state},
+        std::pair{"--store-view", store_view}, std::pair{"--runtime-dir", runtime},
+        std::pair{"--metrics", metrics}}) {
+    if (!text.empty()) options.given_flags.insert(flag);
+  }
   options.log_level = *level;
-  options.inherited = TakeInheritedFds();
+  options.inherited = TakeInheritedFds({"control", "handles"});
   options.signals = BlockSignals();
   options.version = MODELHOST_VERSION;
   options.revision = MODELHOST_REVISION;

@@ -17,8 +17,8 @@ namespace {
 struct Line {
   Globals globals;
   std::string timeout;
-  bool watch = false, all = false, stale = false;
-  std::string model, ref, id, lease, shell, if_current;
+  bool watch = false, all = false, stale = false, dry_run = false;
+  std::string model, ref, id, lease, shell, if_current, interval;
   std::vector<std::string> label_arguments;
   InspectFlags inspect;
   ImportFlags import;
@@ -27,6 +27,7 @@ struct Line {
   RollbackFlags rollback;
   UnloadFlags unload;
   ExecFlags exec;
+  EventsFlags events;
   std::function<Exit(Context&)> run;
 };
 
@@ -137,6 +138,18 @@ class Builder {
     leases->add_option("--model", l.model, "Only those on it")->type_name("MODEL");
     leases->add_flag("--stale", l.stale,
                      "Only those whose label has moved on, or whose version no label names");
+    Verb(&app_, group, "top", "What is resident and under way, drawn again and again",
+         [&l](Context& c) { return Top(c, l.interval); })
+        ->add_option("--interval", l.interval, "How often (1s)")
+        ->type_name("DUR");
+    CLI::App* events = Verb(&app_, group, "events", "What happened, oldest first",
+                            [&l](Context& c) { return Events(c, l.events); });
+    events
+        ->add_option("--since", l.events.since,
+                     "Only what is not older (10m), or comes after that event (a number)")
+        ->type_name("DUR|SEQ");
+    events->add_flag("--follow", l.events.follow, "Go on and print what happens");
+    events->add_option("--model", l.events.model, "Only what is about it")->type_name("MODEL");
   }
 
   void Converting() {
@@ -265,12 +278,22 @@ class Builder {
         ->add_option("LEASE", l.lease)
         ->required();
     Verb(&app_, group, "rescan", "Look at the store again", Rescan);
+    CLI::App* remove = Verb(&app_, group, "delete", "Remove a version that nobody needs",
+                            [&l](Context& c) { return Delete(c, l.ref, l.dry_run); });
+    remove->add_option("REF", l.ref, "MODEL@N")->required();
+    remove->add_flag("--dry-run", l.dry_run, "Say what would go, and change nothing");
+    CLI::App* gc =
+        Verb(&app_, group, "gc",
+             "Remove versions beyond keep_on_disk, and what crashes and removed versions have left",
+             [&l](Context& c) { return CollectGarbage(c, l.model, l.dry_run); });
+    gc->add_option("MODEL", l.model, "Only versions of this one");
+    gc->add_flag("--dry-run", l.dry_run, "Say what would go, and change nothing");
   }
 
   void Operations() {
     Line& l = line_;
     CLI::App* ops = Group("Operations", "ops", "Operations: list, show, follow, cancel");
-    Verb(ops, "", "ls", "Running ones and those of the last hour", OpsList);
+    Verb(ops, "", "ls", "Running ones and those of the last day", OpsList);
     const auto one = [&](const char* name, const char* help, Run run) {
       Verb(ops, "", name, help, std::move(run))->add_option("OPERATION", l.id, "op-N")->required();
     };
@@ -294,6 +317,10 @@ class Builder {
          "Exit code for probes: 0 ok, 12 degraded, 1 not ready, 8 no daemon",
          [&l](Context& c) { return Health(c, l.model); })
         ->add_option("MODEL", l.model);
+    CLI::App* config = Group(group, "config", "The daemon's configuration: show, reload");
+    Verb(config, "", "show", "Every value and where it comes from", ConfigShow);
+    Verb(config, "", "reload", "Read the file again (as SIGHUP) and say what came of it",
+         ConfigReload);
     Verb(&app_, group, "doctor", "Is this machine fit, and what to do", Doctor);
     CLI::App* completion = Verb(&app_, group, "completion", "A completion script for a shell",
                                 [app = &app_, &l](Context& c) {

@@ -213,6 +213,16 @@ Outcome<v1::Control::StubInterface*> Context::Control() {
   return control_.get();
 }
 
+std::string Context::DaemonVersion() {
+  if (control_ == nullptr) return "this daemon";
+  grpc::ClientContext call;
+  Arm(call);
+  v1::GetStatusResponse status;
+  const bool known =
+      control_->GetStatus(&call, v1::GetStatusRequest(), &status).ok() && !status.version().empty();
+  return known ? absl::StrCat("modelhostd ", status.version()) : "this daemon";
+}
+
 Exit Context::RpcExit(const grpc::Status& status, absl::string_view what) {
   const std::string path = sockets_.has_value() ? sockets_->control : "";
   const bool from_daemon = ParseErrorInfo(status.error_details()).has_value();
@@ -226,6 +236,12 @@ Exit Context::RpcExit(const grpc::Status& status, absl::string_view what) {
                 absl::StrCat(what, ": no answer from ", path, " within ",
                              HumanDuration(globals_.timeout.value_or(kCallLimit)),
                              " (see the daemon's log, or give a longer --timeout)"));
+  }
+  // Not "no such method" of a daemon that has it: gRPC itself says so.
+  if (!from_daemon && status.error_code() == grpc::StatusCode::UNIMPLEMENTED) {
+    return Fail(ExitCode::kOther,
+                absl::StrCat(what, ": ", DaemonVersion(), " does not know this call; modelctl is ",
+                             MODELHOST_VERSION, " (update modelhostd, or use its own modelctl)"));
   }
   if (const auto info = ParseErrorInfo(status.error_details()); info.has_value()) {
     std::string line = absl::StrCat("reason ", info->reason());

@@ -113,6 +113,9 @@ class Context {
   Exit RpcExit(const grpc::Status& status, absl::string_view what);
 
  private:
+  // "modelhostd 0.1.0", or "this daemon" when it does not say.
+  std::string DaemonVersion();
+
   const Globals globals_;
   const Terminal terminal_;
   std::ostream& err_;

@@ -2,6 +2,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "client/modelctl/desired.h"
 #include "client/modelctl/render.h"
 
 namespace modelhost::modelctl {
@@ -43,17 +44,26 @@ void WriteLoad(JsonWriter& json, const v1::LoadReport& load) {
   });
   json.Field("diskBytes", uint64_t{load.disk_bytes()});
   json.Field("sharedBytes", uint64_t{load.shared_bytes()});
+  json.Field("restoredBytes", uint64_t{load.restored_bytes()});
+  json.Field("restoredIndex", load.restored_index());
   WriteTexts(json, "warnings", load.warnings());
 }
 
 }  // namespace
 
+// Of a newer daemon: shown, never taken for something else.
+std::string UnknownEnum(int number) { return absl::StrCat("UNKNOWN_", number); }
+
 std::string PhaseName(v1::VersionPhase phase) {
-  return phase == v1::VERSION_PHASE_UNSPECIFIED ? "" : v1::VersionPhase_Name(phase);
+  if (phase == v1::VERSION_PHASE_UNSPECIFIED) return "";
+  const std::string name = v1::VersionPhase_Name(phase);
+  return name.empty() ? UnknownEnum(phase) : name;
 }
 
 std::string HealthName(v1::Health health) {
-  return health == v1::HEALTH_UNSPECIFIED ? "" : v1::Health_Name(health);
+  if (health == v1::HEALTH_UNSPECIFIED) return "";
+  const std::string name = v1::Health_Name(health);
+  return name.empty() ? UnknownEnum(health) : name;
 }
 
 std::string VersionName(const v1::Version& version) {
@@ -281,6 +291,24 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   json.Field("leases", uint64_t{status.leases()});
   json.Field("models", uint64_t{status.models()});
   json.Field("invalidTransitions", uint64_t{status.invalid_transitions()});
+  json.Field("journalError", status.journal_error());
+  const v1::RestartStatus& restart = status.restart();
+  json.Key("restart");
+  json.BeginObject();
+  json.Field("fdStore", restart.fd_store());
+  json.Field("parked", uint64_t{restart.parked()});
+  json.Field("received", uint64_t{restart.received()});
+  json.Field("foreign", uint64_t{restart.foreign()});
+  json.Field("restoredVersions", uint64_t{restart.restored_versions()});
+  json.Field("restoredBytes", uint64_t{restart.restored_bytes()});
+  json.Field("rereadVersions", uint64_t{restart.reread_versions()});
+  json.Field("failedVersions", uint64_t{restart.failed_versions()});
+  json.Field("problem", restart.problem());
+  json.EndObject();
+  json.Key("desired");
+  json.BeginObject();
+  WriteDesired(json, status.desired());
+  json.EndObject();
   json.Key("device");
   json.BeginObject();
   json.Field("mode", status.device_mode());
@@ -294,6 +322,17 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   json.EndObject();
 }
 
+void WriteEvent(JsonWriter& json, const v1::Event& event) {
+  json.Field("sequence", uint64_t{event.sequence()});
+  json.Field("epoch", uint64_t{event.epoch()});
+  json.Field("when", Rfc3339(ToAbsl(event.when())));
+  json.Field("what", event.what());
+  json.Field("model", event.model());
+  json.Field("version", uint64_t{event.version()});
+  json.Field("detail", event.detail());
+  json.Field("lost", uint64_t{event.lost()});
+}
+
 void WriteResult(JsonWriter& json, const v1::OperationResult& result) {
   json.Field("unchanged", result.unchanged());
   WriteObjects(json, "changes", result.changes(), WriteChange);
@@ -303,6 +342,8 @@ void WriteResult(JsonWriter& json, const v1::OperationResult& result) {
   json.Field("digest", result.digest());
   json.Field("bytes", uint64_t{result.bytes()});
   json.Field("linkedBytes", uint64_t{result.linked_bytes()});
+  json.Field("removedVersions", uint64_t{result.removed_versions()});
+  json.Field("freedBytes", uint64_t{result.freed_bytes()});
   if (!result.strategy().empty()) json.Field("strategy", result.strategy());
   if (result.has_gap()) json.FieldSeconds("gapSeconds", SecondsOf(result.gap()));
 }

@@ -11,6 +11,7 @@
 
 namespace modelhost::modelctl {
 
+std::string UnknownEnum(int number);                  // "UNKNOWN_9": a newer daemon's.
 std::string PhaseName(v1::VersionPhase phase);        // "READY"
 std::string HealthName(v1::Health health);            // "OK"
 std::string VersionName(const v1::Version& version);  // "planner@8"; on disk's name when INVALID.
@@ -44,6 +45,7 @@ void WriteLease(JsonWriter& json, const v1::Lease& lease);
 void WriteClient(JsonWriter& json, const v1::ClientInfo& client);
 void WriteChange(JsonWriter& json, const v1::LabelChange& change);
 void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status);
+void WriteEvent(JsonWriter& json, const v1::Event& event);  // Of a stream of them.
 void WriteResult(JsonWriter& json, const v1::OperationResult& result);
 
 }  // namespace modelhost::modelctl

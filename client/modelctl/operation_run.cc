@@ -95,15 +95,19 @@ class Follower {
   }
 
   Exit AtEnd() {
-    if (last_.has_value() && IsFinished(last_->state())) return Exit::Ok();
+    // Also in a state that only a newer daemon knows.
+    if (last_.has_value() && (IsFinished(last_->state()) || last_->has_finished())) {
+      return Exit::Ok();
+    }
     if (!status_.ok() && !last_.has_value()) return context_.RpcExit(status_, what_);
     if (!status_.ok() && status_.error_code() != grpc::StatusCode::UNAVAILABLE) {
       return context_.RpcExit(status_, what_);
     }
-    return Fail(ExitCode::kUnreachable,
-                absl::StrCat(what_, ": the daemon went away while ", id_.empty() ? "it" : id_,
-                             " ran (its operations ended with it; when it is back, `modelctl ls` "
-                             "and `modelctl versions MODEL` show what came of it)"));
+    return Fail(
+        ExitCode::kUnreachable,
+        absl::StrCat(what_, ": the daemon went away while ", id_.empty() ? "it" : id_,
+                     " ran (its operations end with it; when it is back, `modelctl ops ",
+                     id_.empty() ? "ls" : absl::StrCat("show ", id_), "` says what came of it)"));
   }
 
   Exit AtTimeout() {
@@ -189,10 +193,11 @@ OperationEnd WatchOperation(Context& context, Interrupts& interrupts, const std:
 
 Exit FailureOf(const v1::Operation& operation, const std::string& what) {
   if (operation.state() == v1::SUCCEEDED) return Exit::Ok();
-  if (operation.state() == v1::CANCELLED) {
+  if (operation.state() == v1::CANCELLED || operation.state() == v1::ABORTED) {
     const std::string& why = operation.failure().message();
-    return Fail(ExitCode::kSuperseded, absl::StrCat(what, ": cancelled", why.empty() ? "" : ": ",
-                                                    why, " (", operation.id(), ")"));
+    const char* how = operation.state() == v1::ABORTED ? ": aborted" : ": cancelled";
+    return Fail(ExitCode::kSuperseded,
+                absl::StrCat(what, how, why.empty() ? "" : ": ", why, " (", operation.id(), ")"));
   }
   return FromFailure(operation.failure().code(), operation.failure().message(), what);
 }

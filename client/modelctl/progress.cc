@@ -1,11 +1,13 @@
 #include "client/modelctl/progress.h"
 
 #include <algorithm>
+#include <map>
 #include <ostream>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "client/modelctl/exit_code.h"
+#include "client/modelctl/messages.h"
 #include "client/modelctl/render.h"
 
 namespace modelhost::modelctl {
@@ -24,9 +26,9 @@ int Percent(uint64_t done, uint64_t total) {
 }  // namespace
 
 std::string KindName(v1::OperationKind kind) {
-  return kind == v1::OPERATION_KIND_UNSPECIFIED
-             ? "operation"
-             : absl::AsciiStrToLower(v1::OperationKind_Name(kind));
+  if (kind == v1::OPERATION_KIND_UNSPECIFIED) return "operation";
+  const std::string name = v1::OperationKind_Name(kind);
+  return absl::AsciiStrToLower(name.empty() ? UnknownEnum(kind) : name);
 }
 
 std::string StateName(v1::OperationState state) {
@@ -35,13 +37,16 @@ std::string StateName(v1::OperationState state) {
       return "unknown";
     case v1::OPERATION_FAILED:
       return "failed";
-    default:
-      return absl::AsciiStrToLower(v1::OperationState_Name(state));
+    default: {
+      const std::string name = v1::OperationState_Name(state);
+      return absl::AsciiStrToLower(name.empty() ? UnknownEnum(state) : name);
+    }
   }
 }
 
 bool IsFinished(v1::OperationState state) {
-  return state == v1::SUCCEEDED || state == v1::OPERATION_FAILED || state == v1::CANCELLED;
+  return state == v1::SUCCEEDED || state == v1::OPERATION_FAILED || state == v1::CANCELLED ||
+         state == v1::ABORTED;
 }
 
 void WriteOperation(JsonWriter& json, const v1::Operation& operation) {
@@ -52,6 +57,7 @@ void WriteOperation(JsonWriter& json, const v1::Operation& operation) {
   json.Field("version", uint64_t{operation.version()});
   json.Field("label", operation.label());
   json.Field("requestedByUid", operation.requested_by_uid());
+  json.Field("trigger", operation.trigger());
   if (operation.has_started()) json.Field("started", Rfc3339(ToAbsl(operation.started())));
   if (operation.has_finished()) json.Field("finished", Rfc3339(ToAbsl(operation.finished())));
   json.Field("sequence", uint64_t{operation.sequence()});
@@ -64,8 +70,18 @@ void WriteOperation(JsonWriter& json, const v1::Operation& operation) {
     json.BeginObject();
     json.Field("code", operation.failure().code());
     json.Field("message", operation.failure().message());
+    json.Field("reason", operation.failure().reason());
+    json.Key("metadata");
+    json.BeginObject();
+    const std::map<std::string, std::string> metadata(operation.failure().metadata().begin(),
+                                                      operation.failure().metadata().end());
+    for (const auto& [key, value] : metadata) json.Field(key, value);
+    json.EndObject();
     json.EndObject();
   }
+  if (!operation.successor().empty()) json.Field("successor", operation.successor());
+  if (operation.attempts() > 0) json.Field("attempts", operation.attempts());
+  if (operation.has_next_try()) json.Field("nextTry", Rfc3339(ToAbsl(operation.next_try())));
 }
 
 Progress::Progress(ProgressMode mode, std::ostream& out, int columns, std::string what)

@@ -47,6 +47,65 @@ TEST_F(ReadFlowTest, StatusSaysWhatTheDaemonIs) {
   EXPECT_NE(Run({"status", "-o", "jsonl"}).out.find("\"epoch\":12"), std::string::npos);
 }
 
+// --- A daemon of another version
+
+TEST_F(ReadFlowTest, ACallThatTheDaemonDoesNotKnowNamesBothVersions) {
+  daemon_.status.set_version("0.0.9");
+  const Ended ended = Run({"verify", "planner@7"});
+  EXPECT_EQ(ended.code, 1);
+  EXPECT_EQ(ended.out, "");
+  EXPECT_NE(
+      ended.err.find("modelhostd 0.0.9 does not know this call; modelctl is " MODELHOST_VERSION
+                     " (update modelhostd"),
+      std::string::npos)
+      << ended.err;
+}
+
+TEST_F(ReadFlowTest, StatesOfANewerDaemonAreShownByTheirNumber) {
+  AddPlanner();
+  v1::Version* odd = daemon_.models["planner"].add_versions();
+  *odd = MakeVersion("planner", 9, static_cast<v1::VersionPhase>(77));
+  odd->set_health(static_cast<v1::Health>(66));
+  const Ended versions = Run({"versions", "planner"});
+  EXPECT_EQ(versions.code, 0) << versions.err;
+  EXPECT_NE(versions.out.find("UNKNOWN_77"), std::string::npos) << versions.out;
+  EXPECT_NE(versions.out.find("UNKNOWN_66"), std::string::npos) << versions.out;
+  const Ended json = Run({"versions", "planner", "-o", "json"});
+  EXPECT_NE(json.out.find("\"state\": \"UNKNOWN_77\""), std::string::npos) << json.out;
+}
+
+TEST_F(ReadFlowTest, ADaemonWithoutADesiredStateFileOrOfNoSuchVersionSaysNothingOfIt) {
+  EXPECT_EQ(Run({"status"}).out.find("desired"), std::string::npos);
+}
+
+TEST_F(ReadFlowTest, StatusTellsOfTheDesiredStateFile) {
+  v1::DesiredStatus* desired = daemon_.status.mutable_desired();
+  desired->set_file("/etc/models");
+  desired->set_state("ok");
+  desired->set_wanted(13);
+  desired->set_in_sync(1);
+  desired->set_pending(12);
+  for (int i = 0; i < 13; ++i) {
+    v1::DesiredLabel* row = desired->add_labels();
+    row->set_model(absl::StrCat("m", i));
+    row->set_label("stable");
+    row->set_want(8);
+    row->set_state(i == 0 ? "in_sync" : "pending");
+    if (i > 0) row->set_reason("not in the store yet");
+  }
+  const std::string out = Run({"status"}).out;
+  EXPECT_NE(out.find("/etc/models: ok, 1 of 13 labels in sync, 12 pending"), std::string::npos);
+  EXPECT_NE(out.find("desired m10:stable"), std::string::npos) << out;
+  EXPECT_NE(out.find("wants 8, has none, pending: not in the store yet"), std::string::npos);
+  EXPECT_EQ(out.find("desired m11:stable"), std::string::npos) << out;
+  EXPECT_NE(out.find("and 2 more (-o wide shows them)"), std::string::npos) << out;
+  EXPECT_NE(Run({"status", "-o", "wide"}).out.find("desired m12:stable"), std::string::npos);
+  desired->set_state("broken");
+  desired->set_error("/etc/models:3: bad");
+  EXPECT_NE(Run({"status"}).out.find("broken: /etc/models:3: bad; nothing is started"),
+            std::string::npos);
+}
+
 TEST_F(ReadFlowTest, VersionsShowTheReasonOfABadOneAndOldStagedOnesOnRequest) {
   AddPlanner();
   v1::Model& model = daemon_.models["planner"];

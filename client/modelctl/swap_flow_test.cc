@@ -239,5 +239,41 @@ TEST_F(SwapFlowTest, UnloadPassesItsDeadlineOn) {
   ExpectFailure(Run({"unload", "planner"}), 2, "names no version");
 }
 
+// A newer daemon ends an operation in a state that did not exist.
+TEST_F(SwapFlowTest, AnEndInAnUnknownStateIsAFailureWithItsReason) {
+  AddPlanner();
+  daemon_.swap = [](grpc::ServerContext&, const v1::SwapRequest&, OperationWriter& writer) {
+    v1::OperationEvent event;
+    *event.mutable_operation() =
+        MakeOperation("op-5", v1::SWAP, static_cast<v1::OperationState>(77));
+    event.mutable_operation()->mutable_finished()->set_seconds(1);
+    event.mutable_operation()->mutable_failure()->set_code(grpc::ABORTED);
+    event.mutable_operation()->mutable_failure()->set_message("superseded by op-6");
+    writer.Write(event);
+    return grpc::Status::OK;
+  };
+  const Ended ended = Run({"swap", "planner", "--version", "8"});
+  EXPECT_EQ(ended.code, 11) << ended.err;
+  EXPECT_NE(ended.err.find("superseded by op-6"), std::string::npos) << ended.err;
+}
+
+TEST_F(SwapFlowTest, WhoMovesALabelThatAFileGovernsIsWarned) {
+  AddPlanner();
+  daemon_.status.mutable_desired()->set_file("/etc/models");
+  daemon_.status.mutable_desired()->set_state("ok");
+  v1::DesiredLabel* row = daemon_.status.mutable_desired()->add_labels();
+  row->set_model("planner");
+  row->set_label("stable");
+  row->set_want(7);
+  row->set_line(3);
+  const Ended set = Run({"label", "set", "planner:stable", "8"});
+  EXPECT_NE(set.err.find("warning: planner:stable is governed by /etc/models, which wants 7"),
+            std::string::npos)
+      << set.err;
+  EXPECT_NE(set.err.find("change line 3"), std::string::npos);
+  EXPECT_EQ(Run({"label", "set", "planner:stable", "7"}).err, "");
+  EXPECT_EQ(Run({"label", "set", "planner:canary", "8"}).err, "");
+}
+
 }  // namespace
 }  // namespace modelhost::modelctl::testing

@@ -15,6 +15,7 @@
 #include "absl/time/clock.h"
 #include "client/modelctl/render.h"
 #include "proto/abi/handle_frame.h"
+#include "proto/handle/fault_point.h"
 #include "proto/handle/fd_channel.h"
 
 namespace modelhost::modelctl {
@@ -87,6 +88,7 @@ Outcome<UniqueFd> ConnectHandles(const std::string& path) {
   const Outcome<ReceivedFrame> reply = Receive(
       *socket, buffer, kRequest, abi::FrameType::kHelloReply, steady_clock::now() + kHelloLimit);
   if (!reply.ok()) return reply.exit();
+  FaultPoint("ctl.connected");
   return *std::move(socket);
 }
 
@@ -116,7 +118,9 @@ Exit SendDescriptors(const UniqueFd& socket, const SourceSet& files, const std::
     const Outcome<ReceivedFrame> ack =
         Receive(socket, buffer, request, abi::FrameType::kAck, steady_clock::now() + kReplyLimit);
     if (!ack.ok()) return ack.exit();
+    if (frame.last == 0) FaultPoint("ctl.some_sent");
   }
+  FaultPoint("ctl.all_sent");
   return Exit::Ok();
 }
 

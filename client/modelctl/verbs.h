@@ -12,6 +12,7 @@
 #include "absl/time/time.h"
 #include "client/modelctl/context.h"
 #include "client/modelctl/exit_code.h"
+#include "client/modelctl/operation_run.h"
 
 namespace modelhost::modelctl {
 
@@ -26,6 +27,10 @@ Exit Clients(Context& context, const std::string& model);
 Exit Leases(Context& context, const std::string& model, bool stale);
 Exit Health(Context& context, const std::string& model);
 Exit VersionVerb(Context& context);
+
+// --- verbs_config.cc
+Exit ConfigShow(Context& context);
+Exit ConfigReload(Context& context);
 
 // --- verbs_describe.cc
 Exit Describe(Context& context, const std::string& ref);
@@ -104,12 +109,31 @@ struct UnloadFlags {
   std::string on_deadline;
 };
 Exit Unload(Context& context, const UnloadFlags& flags);
+// One operation of the daemon followed to its end, and the line that says what came of it.
+Exit RunOnVersion(Context& context, const std::string& what, const OperationStarter& start);
 Exit OpsList(Context& context);
 Exit OpsShow(Context& context, const std::string& id);
 Exit OpsWatch(Context& context, const std::string& id);
 Exit OpsCancel(Context& context, const std::string& id);
 Exit Evict(Context& context, const std::string& lease);
 Exit Rescan(Context& context);
+
+// --- verbs_remove.cc
+Exit Delete(Context& context, const std::string& ref, bool dry_run);
+Exit CollectGarbage(Context& context, const std::string& model, bool dry_run);
+// OK with --yes, or when a person at the terminal says so.
+Exit Confirm(Context& context, const std::string& what, const std::string& question);
+
+// --- verbs_events.cc
+struct EventsFlags {
+  std::string since;  // A duration, or a sequence.
+  std::string model;
+  bool follow = false;
+};
+Exit Events(Context& context, const EventsFlags& flags);
+
+// --- verbs_top.cc
+Exit Top(Context& context, const std::string& interval);
 
 // --- verbs_exec.cc
 struct ExecFlags {

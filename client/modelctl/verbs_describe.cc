@@ -25,6 +25,9 @@ std::string DescribeLoad(const v1::LoadReport& load, bool colour) {
     absl::StrAppend(&title, ", ", FormatBytes(load.disk_bytes()), " from disk at ",
                     FormatRate(load.disk_bytes(), took));
   }
+  if (load.restored_bytes() > 0) {
+    absl::StrAppend(&title, ", ", FormatBytes(load.restored_bytes()), " kept over a restart");
+  }
   if (load.shared_bytes() > 0) {
     absl::StrAppend(&title, ", ", FormatBytes(load.shared_bytes()), " shared with other versions");
   }

@@ -1,5 +1,6 @@
 // label set and label rm: one label, one version that is READY already.
 #include "absl/strings/str_cat.h"
+#include "client/modelctl/desired.h"
 #include "client/modelctl/messages.h"
 #include "client/modelctl/ref.h"
 #include "client/modelctl/verbs.h"
@@ -85,7 +86,9 @@ Exit LabelSet(Context& context, const std::vector<std::string>& arguments,
   if (Exit exit = SetIfCurrent(if_current, request); !exit.ok()) return exit;
   const auto change = context.Call(absl::StrCat("label set ", parsed->model, ":", parsed->label),
                                    &v1::Control::StubInterface::SetLabel, request);
-  return change.ok() ? PrintChange(context, *change) : change.exit();
+  if (!change.ok()) return change.exit();
+  WarnIfDesired(context, parsed->model, parsed->label, change->to());
+  return PrintChange(context, *change);
 }
 
 Exit LabelRemove(Context& context, const std::vector<std::string>& arguments,
@@ -99,7 +102,9 @@ Exit LabelRemove(Context& context, const std::vector<std::string>& arguments,
   if (Exit exit = SetIfCurrent(if_current, request); !exit.ok()) return exit;
   const auto change = context.Call(absl::StrCat("label rm ", parsed->model, ":", parsed->label),
                                    &v1::Control::StubInterface::RemoveLabel, request);
-  return change.ok() ? PrintChange(context, *change) : change.exit();
+  if (!change.ok()) return change.exit();
+  WarnIfDesired(context, parsed->model, parsed->label, change->to());
+  return PrintChange(context, *change);
 }
 
 }  // namespace modelhost::modelctl

@@ -1,7 +1,5 @@
 // Verbs that are one operation of the daemon on one version, the operations themselves, evict and
 // rescan.
-#include <iostream>
-
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
@@ -57,6 +55,13 @@ std::string LineOf(const v1::Operation& operation) {
     case v1::PUBLISH:
       return absl::StrCat(name, result.unchanged() ? " unchanged" : " published", size, "  ",
                           ShortDigest(result.digest()));
+    case v1::DELETE:
+      return absl::StrCat(name, " deleted  ", FormatBytes(result.freed_bytes()), " freed");
+    case v1::GC:
+      return result.unchanged()
+                 ? std::string("nothing to collect")
+                 : absl::StrCat(Plural(result.removed_versions(), "version"), " removed  ",
+                                FormatBytes(result.freed_bytes()), " freed");
     case v1::SWAP:
     case v1::ROLLBACK: {
       const std::string label = operation.label().empty() ? kDefaultLabel : operation.label();
@@ -66,13 +71,6 @@ std::string LineOf(const v1::Operation& operation) {
     default:
       return absl::StrCat(operation.id(), " ", StateName(operation.state()));
   }
-}
-
-Exit RunOnVersion(Context& context, const std::string& what, const OperationStarter& start) {
-  Interrupts interrupts;
-  const OperationEnd end = FollowOperation(context, interrupts, what, start);
-  if (!end.exit.ok()) return end.exit;
-  return Report(context, *end.last, what, LineOf(*end.last));
 }
 
 std::string ProgressOf(const v1::Operation& operation) {
@@ -107,6 +105,13 @@ v1::GetOperationRequest OperationRequest(const std::string& id) {
 }
 
 }  // namespace
+
+Exit RunOnVersion(Context& context, const std::string& what, const OperationStarter& start) {
+  Interrupts interrupts;
+  const OperationEnd end = FollowOperation(context, interrupts, what, start);
+  if (!end.exit.ok()) return end.exit;
+  return Report(context, *end.last, what, LineOf(*end.last));
+}
 
 Exit Load(Context& context, const std::string& text) {
   const Outcome<Ref> ref = ParseVersionRef(text);
@@ -237,15 +242,24 @@ Exit OpsShow(Context& context, const std::string& text) {
   table.Add({"kind", KindName(operation->kind())});
   table.Add({"state", StateName(operation->state())});
   table.Add({"model", operation->version() == 0
-                          ? operation->model()
+                          ? std::string(operation->model())
                           : absl::StrCat(operation->model(), "@", operation->version())});
   if (!operation->label().empty()) table.Add({"label", operation->label()});
   table.Add({"phase", operation->phase()});
   table.Add({"progress", ProgressOf(*operation)});
-  table.Add({"asked for by", absl::StrCat("uid ", operation->requested_by_uid())});
+  table.Add({"asked for by", operation->trigger() == "desired"
+                                 ? "the desired state file"
+                                 : absl::StrCat("uid ", operation->requested_by_uid())});
   table.Add({"started", operation->has_started() ? Rfc3339(ToAbsl(operation->started())) : ""});
   table.Add({"took", HumanDuration(TookOf(*operation))});
   if (!operation->message().empty()) table.Add({"message", operation->message()});
+  if (operation->attempts() > 0) {
+    table.Add({"failed tries", absl::StrCat(operation->attempts())});
+  }
+  if (operation->has_next_try()) {
+    table.Add({"next try", Rfc3339(ToAbsl(operation->next_try()))});
+  }
+  if (!operation->successor().empty()) table.Add({"superseded by", operation->successor()});
   if (operation->has_failure() && !operation->failure().message().empty()) {
     table.Add({"failure", Cell(operation->failure().message(), Tint::kBad)});
   }
@@ -297,22 +311,11 @@ Exit Evict(Context& context, const std::string& text) {
                                                "' is not a lease (a number; "
                                                "`modelctl leases` has them)"));
   }
-  if (!context.globals().yes) {
-    if (!context.terminal().in_is_tty || !context.terminal().err_is_tty) {
-      return Fail(
-          ExitCode::kUsage,
-          absl::StrCat("evict ", id, ": needs a yes (add --yes where nobody can be asked)"));
-    }
-    context.err() << "End lease " << id
-                  << " in the daemon's books? Its client keeps what it has mapped. [y/N] "
-                  << std::flush;
-    std::string answer;
-    std::getline(std::cin, answer);
-    if (answer != "y" && answer != "Y" && answer != "yes") {
-      return Fail(ExitCode::kOther,
-                  absl::StrCat("evict ", id, ": not confirmed; nothing was changed"));
-    }
-  }
+  const Exit confirmed =
+      Confirm(context, absl::StrCat("evict ", id),
+              absl::StrCat("End lease ", id,
+                           " in the daemon's books? Its client keeps what it has mapped."));
+  if (!confirmed.ok()) return confirmed;
   v1::EvictLeaseRequest request;
   request.set_lease(id);
   const auto lease =

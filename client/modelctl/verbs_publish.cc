@@ -12,6 +12,7 @@
 #include "client/modelctl/upload.h"
 #include "client/modelctl/verbs.h"
 #include "daemon/format/format_reader.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -209,6 +210,7 @@ Outcome<Published> PublishDescriptors(Context& context, Interrupts& interrupts,
       return context.RpcExit(status, what);
     }
   }
+  FaultPoint("ctl.ticket");
   if (const Exit sent = SendDescriptors(socket, files, response.ticket(), interrupts); !sent.ok()) {
     // Half of the descriptors are of no use to it; without this it would wait for a minute.
     v1::GetOperationRequest request;

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
+#include "client/modelctl/desired.h"
 #include "client/modelctl/messages.h"
 #include "client/modelctl/ref.h"
 #include "client/modelctl/render.h"
@@ -145,6 +146,18 @@ std::string Budget(const v1::BudgetPool& pool) {
                       pool.unlimited() ? "unlimited" : FormatBytes(pool.limit_bytes()));
 }
 
+Cell Restart(const v1::RestartStatus& restart) {
+  if (!restart.fd_store()) return Cell("reads from disk: there is no fd store");
+  std::string text = absl::StrCat(Plural(restart.parked(), "descriptor"), " in the fd store");
+  if (restart.received() > 0) {
+    absl::StrAppend(&text, "; after the last one ", restart.restored_versions(),
+                    " restored without a read, ", restart.reread_versions(), " read again, ",
+                    restart.failed_versions(), " lost");
+  }
+  if (restart.problem().empty()) return Cell(text);
+  return Cell(absl::StrCat(text, ": ", restart.problem()), Tint::kBad);
+}
+
 }  // namespace
 
 Exit Status(Context& context) {
@@ -193,8 +206,12 @@ Exit Status(Context& context) {
                device.reason().empty() ? device.mode()
                                        : absl::StrCat(device.mode(), ": ", device.reason())});
   }
+  AddDesiredRows(table, status->desired(), context.wide());
   table.Add({"models", absl::StrCat(status->models())});
   table.Add({"clients", absl::StrCat(status->clients(), ", ", Plural(status->leases(), "lease"))});
+  if (status->restart().fd_store() || context.wide()) {
+    table.Add({"restart", Restart(status->restart())});
+  }
   if (status->invalid_transitions() > 0 || context.wide()) {
     table.Add({"invalid transitions", absl::StrCat(status->invalid_transitions())});
   }

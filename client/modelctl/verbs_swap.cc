@@ -3,6 +3,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "client/modelctl/desired.h"
 #include "client/modelctl/messages.h"
 #include "client/modelctl/operation_run.h"
 #include "client/modelctl/ref.h"
@@ -121,6 +122,13 @@ Exit RunSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
     context.Print(SwapLines(operation, goal.model, goal.label, goal.version));
   } else {
     context.PrintLine(absl::StrCat(operation.id(), " started: ", goal.what));
+  }
+  if (goal.wait) {
+    for (const v1::LabelChange& change : operation.result().changes()) {
+      WarnIfDesired(context, change.model(), change.label(), change.to());
+    }
+  } else if (goal.version != 0) {
+    WarnIfDesired(context, goal.model, goal.label, goal.version);
   }
   return Exit::Ok();
 }

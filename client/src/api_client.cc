@@ -1,5 +1,6 @@
 // The C API: clients, acquiring, following.
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -27,9 +28,11 @@ struct mh_live_set {
 namespace modelhost {
 namespace {
 
-constexpr size_t kLeastOptions = sizeof(mh_options);
-constexpr size_t kLeastAcquireOptions = sizeof(mh_acquire_options);
-constexpr size_t kLeastClientView = sizeof(mh_client_view);
+// To the end of what was last in the first version: structs grow, these do not.
+constexpr size_t kLeastOptions = offsetof(mh_options, deadline_ms) + sizeof(uint64_t);
+constexpr size_t kLeastAcquireOptions =
+    offsetof(mh_acquire_options, deadline_ms) + sizeof(uint64_t);
+constexpr size_t kLeastClientView = offsetof(mh_client_view, reconnects) + sizeof(uint64_t);
 // Longer than any process waits; added to a clock it does not overflow.
 constexpr uint64_t kLongestDeadlineMs = uint64_t{365} * 24 * 3600 * 1000;
 

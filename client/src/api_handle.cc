@@ -1,5 +1,6 @@
 // The C API: what can be read from a handle.
 #include <bit>
+#include <cstddef>
 #include <string>
 
 #include "client/src/api_support.h"
@@ -9,8 +10,9 @@
 namespace modelhost {
 namespace {
 
-constexpr size_t kLeastTensorView = sizeof(mh_tensor_view);
-constexpr size_t kLeastFileView = sizeof(mh_file_view);
+// To the end of what was last in the first version: structs grow, these do not.
+constexpr size_t kLeastTensorView = offsetof(mh_tensor_view, reason) + sizeof(const char*);
+constexpr size_t kLeastFileView = offsetof(mh_file_view, reserved) + sizeof(int);
 constexpr uint32_t kMostAlignment = uint32_t{1} << 21;
 
 mh_status Broken(mh_error* error, const Model& model) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "client/src/other_abi.h"
 #include "client/src/reference.h"
 #include "proto/handle/seqlock.h"
 
@@ -43,10 +44,12 @@ Result<std::shared_ptr<const CatalogueReader>> CatalogueReader::Map(const Unique
   if (header.magic.load(std::memory_order_acquire) != abi::kCatalogueMagic) {
     return broken("bad magic");
   }
-  if (header.abi_version != abi::kCatalogueAbi ||
-      header.header_bytes != sizeof(abi::CatalogueHeader) ||
+  if (header.abi_version != abi::kCatalogueAbi) {
+    return OtherAbi("catalogue page:", header.abi_version, abi::kCatalogueAbi);
+  }
+  if (header.header_bytes != sizeof(abi::CatalogueHeader) ||
       header.slot_bytes != sizeof(abi::CatalogueSlot)) {
-    return broken("made by a daemon of another ABI (use the library that came with it)");
+    return broken("its parts are not of the size that its ABI has");
   }
   const uint64_t room = (bytes - sizeof(abi::CatalogueHeader)) / sizeof(abi::CatalogueSlot);
   if (header.page_bytes != bytes || header.capacity > room || header.epoch != epoch) {

@@ -18,7 +18,8 @@ namespace modelhost {
 
 class CatalogueReader {
  public:
-  // Maps and checks. DATA_LOSS when it is no page, is not sealed, or is not what was announced.
+  // Maps and checks. UNIMPLEMENTED: of another ABI. DATA_LOSS when it is no page, is not sealed, or
+  // is not what was announced.
   static Result<std::shared_ptr<const CatalogueReader>> Map(const UniqueFd& fd, uint64_t bytes,
                                                             uint64_t epoch);
 

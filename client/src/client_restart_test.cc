@@ -49,6 +49,7 @@ TEST_F(ClientTest, TheBackgroundThreadComesBackAndDeclaresTheLeases) {
   server_->Start();
   EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 2; }));
   EXPECT_EQ(server_->redeclares(), 2U);
+  EXPECT_THAT(server_->declared_labels(), ::testing::UnorderedElementsAre("stable", ""));
   mh_client_view view = MH_CLIENT_VIEW_INIT;
   ASSERT_EQ(mh_client_state(client.get(), &view), MH_OK);
   EXPECT_EQ(view.epoch, 2U);
@@ -62,6 +63,20 @@ TEST_F(ClientTest, TheBackgroundThreadComesBackAndDeclaresTheLeases) {
   mh_file_view file = MH_FILE_VIEW_INIT;
   file.error = &error_;
   EXPECT_EQ(mh_file(planner.get(), "tokenizer.json", &file), MH_OK) << error_.message;
+}
+
+// It would take a version and a label for a broken frame, and end the connection.
+TEST_F(ClientTest, AnOlderDaemonIsNotToldTheLabelOfADeclaredLease) {
+  StartUsual();
+  const ClientPtr client = Connect();
+  const HandlePtr planner = Acquired(client, "planner");
+  server_->Stop();
+  Faults faults;
+  faults.abi_max = 1;
+  server_->SetFaults(faults);
+  server_->Start();
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 1; }));
+  EXPECT_THAT(server_->declared_labels(), ::testing::ElementsAre(""));
 }
 
 TEST_F(ClientTest, ALabelThatMovedWhileTheDaemonWasAwayIsSeen) {

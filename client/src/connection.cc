@@ -4,7 +4,9 @@
 #include <cerrno>
 #include <cstring>
 
+#include "client/src/other_abi.h"
 #include "client/src/process.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -55,6 +57,7 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
   // A daemon that refuses us says why and hangs up, perhaps before we have said anything: whether
   // or not the hello goes out, there may be an answer to read.
   const auto sent = SendFrame(socket_, AsBytes(hello), {}, {});
+  FaultPoint("client.hello_sent");
   auto frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, deadline);
   if (!frame.ok() && frame.error().sys_errno == ECONNRESET) {
     frame = ReceiveFrame(socket_, buffer, ReceiveWait::kNo, deadline);
@@ -78,10 +81,14 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
     return broken;
   }
   std::memcpy(&reply, buffer.data(), sizeof(reply));
-  if (reply.abi < abi::kFrameAbiMin || reply.abi > abi::kFrameAbi) return broken;
+  if (reply.abi < abi::kFrameAbiMin || reply.abi > abi::kFrameAbi) {
+    return OtherAbi("handle protocol: the daemon answered in", reply.abi, abi::kFrameAbi);
+  }
   auto page = CatalogueReader::Map(frame->fds[0], reply.page_bytes, reply.epoch);
   if (!page.ok()) return std::move(page).error();
   page_ = *std::move(page);
+  abi_ = reply.abi;
+  FaultPoint("client.connected");
   return {};
 }
 

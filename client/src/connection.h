@@ -31,6 +31,7 @@ class Connection {
 
   const UniqueFd& socket() const { return socket_; }
   const std::shared_ptr<const CatalogueReader>& page() const { return page_; }
+  uint32_t abi() const { return abi_; }  // kFrameAbi of this connection.
 
  private:
   Connection(UniqueFd socket, std::atomic<int>& copy) : socket_(std::move(socket)), copy_(copy) {}
@@ -39,6 +40,7 @@ class Connection {
   UniqueFd socket_;
   std::atomic<int>& copy_;
   std::shared_ptr<const CatalogueReader> page_;
+  uint32_t abi_ = 0;
 };
 
 // The error that an Error frame carries. `bytes` is the whole frame.

@@ -3,6 +3,8 @@
 #include <cstring>
 #include <string>
 
+#include "proto/handle/fault_point.h"
+
 namespace modelhost {
 namespace {
 
@@ -45,6 +47,7 @@ Result<void> GrantBuilder::OnGranted(std::span<const std::byte> bytes, ReceivedF
     return Broken("a Granted frame has too few or too many descriptors");
   }
   regions_left_ = head.regions;
+  FaultPoint("client.granted");
   auto model = Model::Create(head, frame.fds[0]);
   if (model.ok()) {
     grant.model = *std::move(model);
@@ -83,6 +86,7 @@ Result<void> GrantBuilder::TakeRegions(std::span<const std::byte> refs, uint32_t
     }
   }
   regions_left_ -= count;
+  FaultPoint("client.mapped");
   if (regions_left_ == 0 && !failure_.has_value()) {
     if (auto checked = grants_.back().model->CheckComplete(); !checked.ok()) {
       Fail(std::move(checked).error());

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "client/src/near_names.h"
+#include "client/src/other_abi.h"
 #include "proto/handle/mapping.h"
 
 namespace modelhost {
@@ -80,7 +81,7 @@ Result<IndexReader> IndexReader::Open(std::span<const std::byte> bytes) {
   const abi::IndexHeader& header = *reader.header_;
   if (header.magic != abi::kIndexMagic) return broken("not an index (bad magic)");
   if (header.abi_version != abi::kIndexAbi) {
-    return broken("made by a daemon of another ABI (use the library that came with it)");
+    return OtherAbi("version index:", header.abi_version, abi::kIndexAbi);
   }
   if (!abi::IndexFits(header, bytes.size())) return broken("its tables do not fit in it");
   // Numbers of entries are 32 bits wide in the tables themselves.

@@ -7,6 +7,7 @@
 
 #include "client/src/process.h"
 #include "client/src/reference.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -248,6 +249,7 @@ void Session::Call(Request& request, abi::FrameHeader& header, std::span<const s
       header.request_id = request.id;
       auto sent = Send(head, tail);
       if (sent.ok()) {
+        if (request.kind == Request::Kind::kAcquire) FaultPoint("client.acquire_sent");
         const CallScope scope(*this, request);
         Await(request, deadline);
         return;

@@ -188,7 +188,9 @@ void Session::DeclareAgain(SteadyTime now) {
     frame.flags = abi::kAcquireRedeclare | abi::kAcquireWait;
     frame.count = 1;
     frame.deadline_ms = static_cast<uint64_t>(milliseconds(kDeclarePatience).count());
-    if (!Send(AsBytes(frame), AsBytes(lease->fixed)).ok()) {
+    abi::Ref declared = lease->fixed;
+    if (connection_->abi() >= abi::kFrameAbiDeclaredLabel) CopyName(lease->label, declared.label);
+    if (!Send(AsBytes(frame), AsBytes(declared)).ok()) {
       lease->declare_at = now + kSendRetry;
       return;
     }

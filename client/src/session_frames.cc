@@ -9,6 +9,7 @@
 
 #include "client/src/reference.h"
 #include "client/src/session.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -45,6 +46,7 @@ void Session::FlushReleases() {
     release.lease_id = unsent_releases_.back();
     // When the buffer is full, a later call or the background thread sends them.
     if (!Send(AsBytes(release), {}).ok()) return;
+    FaultPoint("client.released");
     unsent_releases_.pop_back();
   }
 }

@@ -80,6 +80,18 @@ void LogObserver::OnLoadFinished(const VersionKey& key, const LoadReport& report
   }
 }
 
+void LogObserver::OnLoadRetry(const VersionKey& key, int attempt, absl::Duration delay,
+                              const absl::Status& status) {
+  logger_.Write(LogLevel::kInfo, ForVersion("load_retry", key)
+                                     .Add("attempt", attempt)
+                                     .AddSeconds("delay_seconds", delay)
+                                     .AddError(status));
+}
+
+void LogObserver::OnJournalError(const absl::Status& status) {
+  logger_.Write(LogLevel::kError, LogLine("journal").AddError(status));
+}
+
 void LogObserver::OnUnloaded(const VersionKey& key, absl::Duration took) {
   logger_.Write(LogLevel::kInfo, ForVersion("unload", key).AddSeconds("duration_seconds", took));
 }
@@ -166,6 +178,7 @@ void LogObserver::OnOperation(const OperationSnapshot& operation) {
       .Add("version", operation.version);
   if (!operation.label.empty()) line.Add("label", operation.label);
   line.Add("uid", operation.requested_by_uid);
+  if (operation.trigger != kTriggerApi) line.Add("trigger", operation.trigger);
   if (operation.finished_state()) {
     line.AddSeconds("duration_seconds", operation.finished - operation.started);
     if (operation.result.unchanged) line.Add("unchanged", true);
@@ -219,11 +232,51 @@ void LogObserver::OnInvalidTransition(const VersionKey& key, absl::string_view t
       ForVersion("invalid_transition", key).Add("track", track).Add("from", from).Add("to", to));
 }
 
+void LogObserver::OnRestart(const RestartSnapshot& restart) {
+  LogLine line("restart");
+  line.Add("descriptors", restart.received).Add("foreign", restart.foreign);
+  line.Add("lost_versions", restart.failed_versions);
+  if (!restart.problem.empty()) line.Add("refused", restart.problem);
+  const bool good = restart.problem.empty() && restart.failed_versions == 0;
+  logger_.Write(good ? LogLevel::kInfo : LogLevel::kWarning, line);
+}
+
+void LogObserver::OnRestored(const VersionKey& key, RestoreOutcome outcome) {
+  logger_.Write(outcome == RestoreOutcome::kSuccess ? LogLevel::kInfo : LogLevel::kWarning,
+                ForVersion("restored", key).Add("outcome", RestoreOutcomeName(outcome)));
+}
+
 void LogObserver::OnScan(uint64_t added, uint64_t invalid) {
   if (added == 0 && invalid == scan_invalid_) return;  // Nothing new.
   scan_invalid_ = invalid;
   logger_.Write(invalid == 0 ? LogLevel::kInfo : LogLevel::kWarning,
                 LogLine("scan").Add("added", added).Add("invalid", invalid));
+}
+
+void LogObserver::OnDesiredFile(const DesiredFileReport& report) {
+  // Looked at every few seconds: only what is new is said.
+  if (!report.changed && report.state == desired_state_ && report.error == desired_error_) return;
+  desired_state_ = report.state;
+  desired_error_ = report.error;
+  LogLine line("desired_file");
+  line.Add("file", report.file).Add("state", DesiredFileStateName(report.state));
+  line.Add("wanted", report.wanted);
+  if (!report.error.empty()) {
+    line.Add("error", report.error).Add("note", "nothing is started until the file is good");
+  }
+  logger_.Write(report.error.empty() ? LogLevel::kInfo : LogLevel::kWarning, line);
+}
+
+void LogObserver::OnDesiredLabel(const DesiredRow& row) {
+  LogLine line(row.drifting ? "desired_drift" : "desired_label");
+  line.Add("model", row.model)
+      .Add("label", row.label)
+      .Add("want", row.want)
+      .Add("have", row.have)
+      .Add("state", DesiredLabelStateName(row.state));
+  if (!row.reason.empty()) line.Add("reason", row.reason);
+  const bool bad = row.drifting || row.state == DesiredLabelState::kFailed;
+  logger_.Write(bad ? LogLevel::kWarning : LogLevel::kInfo, line);
 }
 
 }  // namespace modelhost

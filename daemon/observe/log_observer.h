@@ -3,7 +3,9 @@
 //   info     load, unload, label_moved, draining, drained, operation (start and end), ready,
 //   version
 //            (phase and health changes), scan
+//            load_retry
 //   debug    lease, session, attach
+//   error    journal (it could not be read or written)
 //   warning  refused (a few lines a second of each kind, then a count), failed loads, operations
 //   and integrity checks, a version that is not OK error    invalid_transition
 #pragma once
@@ -28,6 +30,9 @@ class LogObserver final : public Observer {
   void OnVersionGone(const VersionKey& key) override;
   void OnLoadFinished(const VersionKey& key, const LoadReport& report, const absl::Status& status,
                       const std::string& phase) override;
+  void OnLoadRetry(const VersionKey& key, int attempt, absl::Duration delay,
+                   const absl::Status& status) override;
+  void OnJournalError(const absl::Status& status) override;
   void OnUnloaded(const VersionKey& key, absl::Duration took) override;
   void OnLabelsMoved(std::span<const LabelChange> changes, absl::Duration flip) override;
   void OnDraining(const VersionKey& key) override;
@@ -45,7 +50,11 @@ class LogObserver final : public Observer {
   void OnReady(bool ready) override;
   void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
                            absl::string_view to) override;
+  void OnRestart(const RestartSnapshot& restart) override;
+  void OnRestored(const VersionKey& key, RestoreOutcome outcome) override;
   void OnScan(uint64_t added, uint64_t invalid) override;
+  void OnDesiredFile(const DesiredFileReport& report) override;
+  void OnDesiredLabel(const DesiredRow& row) override;
 
  private:
   struct Seen {
@@ -70,6 +79,8 @@ class LogObserver final : public Observer {
   std::map<OperationId, OperationState> operations_;  // Unfinished ones.
   std::map<std::string, Refusals> refusals_;          // By kind: the first word of what.
   uint64_t scan_invalid_ = 0;
+  DesiredFileState desired_state_ = DesiredFileState::kOff;
+  std::string desired_error_;
 };
 
 }  // namespace modelhost

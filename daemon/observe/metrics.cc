@@ -112,6 +112,13 @@ Metrics::Metrics(const BuildInfo& build)
                                  "Loads that failed, by the phase and the kind of failure.")),
       load_bytes_(MakeCounter(*registry_, "modelhost_model_load_bytes_total",
                               "Bytes read from disk, and bytes made resident, by loads.")),
+      load_retries_(
+          MakeCounter(*registry_, "modelhost_load_retries_total",
+                      "Loads that failed for a reason that may pass, to be tried again.")),
+      journal_errors_(MakeCounter(*registry_, "modelhost_journal_errors_total",
+                                  "Times that the journal of operations could not be read or "
+                                  "written.")
+                          .Add({})),
       unload_duration_(MakeHistogram(*registry_, "modelhost_model_unload_duration_seconds",
                                      "Time to free the memory of a version.")),
       swaps_(MakeCounter(*registry_, "modelhost_swaps_total", "Swaps and rollbacks that ended.")),
@@ -140,6 +147,8 @@ Metrics::Metrics(const BuildInfo& build)
       invalid_transitions_(MakeCounter(*registry_, "modelhost_invalid_transitions_total",
                                        "State changes that the table forbids; must stay 0.")
                                .Add({})),
+      restores_(MakeCounter(*registry_, "modelhost_restores_total",
+                            "Versions that were resident before a restart, by what came of them.")),
       rpc_duration_(MakeHistogram(*registry_, "modelhost_rpc_duration_seconds",
                                   "Time to answer a call; of a stream, its first message.")),
       rpc_in_flight_(
@@ -215,6 +224,13 @@ void Metrics::OnLoadFinished(const VersionKey& key, const LoadReport& report,
   }
 }
 
+void Metrics::OnLoadRetry(const VersionKey& key, int /*attempt*/, absl::Duration /*delay*/,
+                          const absl::Status& /*status*/) {
+  load_retries_.Add({{"model", key.model}}).Increment();
+}
+
+void Metrics::OnJournalError(const absl::Status& /*status*/) { journal_errors_.Increment(); }
+
 void Metrics::OnUnloaded(const VersionKey& key, absl::Duration took) {
   unload_duration_.Add({{"model", key.model}, {"outcome", "success"}}, PhaseBuckets())
       .Observe(Seconds(took));
@@ -254,17 +270,19 @@ void Metrics::OnOperation(const OperationSnapshot& operation) {
   if ((!swap && !rollback) || !operation.finished_state()) return;
 
   const std::string model = KnownModel(operation.model);
+  const std::string trigger = OneOf(operation.trigger, {kTriggerApi, kTriggerDesired});
   const char* outcome = rollback ? "rolled_back" : "success";
   if (operation.state == OperationState::kFailed) {
     outcome = WasCancelled(operation.status) ? "cancelled" : "failed";
-  } else if (operation.state == OperationState::kCancelled) {
+  } else if (operation.state == OperationState::kCancelled ||
+             operation.state == OperationState::kAborted) {
     outcome = "cancelled";
   }
-  swaps_.Add({{"outcome", outcome}, {"model", model}, {"trigger", "api"}}).Increment();
+  swaps_.Add({{"outcome", outcome}, {"model", model}, {"trigger", trigger}}).Increment();
   swap_duration_.Add({{"model", model}, {"outcome", outcome}}, LoadBuckets())
       .Observe(Seconds(operation.finished - operation.started));
   if (rollback && operation.state == OperationState::kSucceeded) {
-    rollbacks_.Add({{"model", model}, {"trigger", "api"}}).Increment();
+    rollbacks_.Add({{"model", model}, {"trigger", trigger}}).Increment();
   }
 }
 
@@ -299,6 +317,17 @@ void Metrics::OnRoomRefused(const std::string& pool, const std::string& reason) 
 void Metrics::OnInvalidTransition(const VersionKey& /*key*/, absl::string_view /*track*/,
                                   absl::string_view /*from*/, absl::string_view /*to*/) {
   invalid_transitions_.Increment();
+}
+
+void Metrics::OnRestart(const RestartSnapshot& restart) {
+  // Dropped before they had a load of their own.
+  if (restart.failed_versions == 0) return;
+  restores_.Add({{"outcome", std::string(RestoreOutcomeName(RestoreOutcome::kFailed))}})
+      .Increment(static_cast<double>(restart.failed_versions));
+}
+
+void Metrics::OnRestored(const VersionKey& /*key*/, RestoreOutcome outcome) {
+  restores_.Add({{"outcome", std::string(RestoreOutcomeName(outcome))}}).Increment();
 }
 
 }  // namespace modelhost

@@ -47,6 +47,9 @@ class Metrics final : public Observer {
   void OnVersionGone(const VersionKey& key) override;
   void OnLoadFinished(const VersionKey& key, const LoadReport& report, const absl::Status& status,
                       const std::string& phase) override;
+  void OnLoadRetry(const VersionKey& key, int attempt, absl::Duration delay,
+                   const absl::Status& status) override;
+  void OnJournalError(const absl::Status& status) override;
   void OnUnloaded(const VersionKey& key, absl::Duration took) override;
   void OnLabelsMoved(std::span<const LabelChange> changes, absl::Duration flip) override;
   void OnDrained(const VersionKey& key, absl::Duration took, bool deadline) override;
@@ -62,6 +65,8 @@ class Metrics final : public Observer {
   void OnRoomRefused(const std::string& pool, const std::string& reason) override;
   void OnInvalidTransition(const VersionKey& key, absl::string_view track, absl::string_view from,
                            absl::string_view to) override;
+  void OnRestart(const RestartSnapshot& restart) override;
+  void OnRestored(const VersionKey& key, RestoreOutcome outcome) override;
 
  private:
   template <typename Metric>
@@ -80,6 +85,8 @@ class Metrics final : public Observer {
   Family<Histogram>& load_phase_duration_;
   Family<Counter>& load_failures_;
   Family<Counter>& load_bytes_;
+  Family<Counter>& load_retries_;
+  Counter& journal_errors_;
   Family<Histogram>& unload_duration_;
   Family<Counter>& swaps_;
   Family<Histogram>& swap_duration_;
@@ -94,6 +101,7 @@ class Metrics final : public Observer {
   Family<Counter>& evictions_;
   Family<Counter>& admission_rejections_;
   Counter& invalid_transitions_;
+  Family<Counter>& restores_;
   Family<Histogram>& rpc_duration_;
   Family<Gauge>& rpc_in_flight_;
 

@@ -23,7 +23,8 @@ constexpr std::array kPhases = {Phase::kStaged, Phase::kReserved,   Phase::kLoad
 constexpr std::array kHealths = {Health::kOk, Health::kDegraded, Health::kSuspect};
 constexpr std::array kKinds = {OperationKind::kLoad,   OperationKind::kUnload,
                                OperationKind::kSwap,   OperationKind::kRollback,
-                               OperationKind::kVerify, OperationKind::kPublish};
+                               OperationKind::kVerify, OperationKind::kPublish,
+                               OperationKind::kDelete, OperationKind::kGc};
 
 std::string Lower(absl::string_view name) { return absl::AsciiStrToLower(name); }
 
@@ -70,6 +71,11 @@ void RenderProcessWide(const RegistryState& state, std::vector<MetricFamily>& ou
   clients.Add({}, static_cast<double>(state.status.clients));
   clients.AddTo(out);
 
+  GaugeFamily parked("modelhost_fdstore_fds",
+                     "Descriptors of memory that systemd keeps over a restart of the daemon.");
+  parked.Add({}, static_cast<double>(state.status.restart.parked));
+  parked.AddTo(out);
+
   GaugeFamily budget("modelhost_memory_budget_bytes", "Limit of a memory pool; +Inf without one.");
   GaugeFamily reserved("modelhost_memory_reserved_bytes", "Bytes booked in a memory pool.");
   for (const StatusSnapshot::Pool& pool : state.status.pools) {
@@ -92,6 +98,32 @@ void RenderProcessWide(const RegistryState& state, std::vector<MetricFamily>& ou
     }
   }
   operations.AddTo(out);
+}
+
+void RenderDesired(const DesiredSnapshot& desired, std::vector<MetricFamily>& out) {
+  if (desired.state == DesiredFileState::kOff) return;
+  GaugeFamily file_ok("modelhost_desired_file_ok",
+                      "1 when the desired state file is there and good.");
+  file_ok.Add({}, desired.state == DesiredFileState::kOk ? 1 : 0);
+  file_ok.AddTo(out);
+
+  GaugeFamily labels("modelhost_desired_labels",
+                     "Labels of the last good desired state file, by how they stand.");
+  labels.Add({{"state", "in_sync"}}, static_cast<double>(desired.in_sync));
+  labels.Add({{"state", "pending"}}, static_cast<double>(desired.pending));
+  labels.Add({{"state", "failed"}}, static_cast<double>(desired.failed));
+  labels.AddTo(out);
+
+  GaugeFamily drifting("modelhost_desired_drifting_labels",
+                       "Labels that were as desired and were moved by somebody else.");
+  drifting.Add({}, static_cast<double>(desired.drifting));
+  drifting.AddTo(out);
+
+  if (desired.last_converged == absl::InfinitePast()) return;
+  GaugeFamily converged("modelhost_desired_last_converged_timestamp_seconds",
+                        "When all desired labels came to be in sync last, in Unix time.");
+  converged.Add({}, absl::ToDoubleSeconds(desired.last_converged - absl::UnixEpoch()));
+  converged.AddTo(out);
 }
 
 void RenderLabels(const RegistryState& state, std::vector<MetricFamily>& out) {
@@ -211,6 +243,7 @@ void RenderLeases(const RegistryState& state, std::vector<MetricFamily>& out) {
 std::vector<MetricFamily> RenderState(const RegistryState& state, const ResidentBytes& resident) {
   std::vector<MetricFamily> out;
   RenderProcessWide(state, out);
+  RenderDesired(state.status.desired, out);
   RenderLabels(state, out);
   RenderVersions(state, resident, out);
   RenderLeases(state, out);

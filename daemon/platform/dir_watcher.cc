@@ -52,7 +52,8 @@ absl::Status DirWatcher::SetPaths(const std::vector<std::string>& paths) {
   for (const std::string& path : paths) {
     // Adding a path again gives the number that its directory has already, or a new one when
     // another directory took the path.
-    const int number = ::inotify_add_watch(inotify_.get(), path.c_str(), kMask);
+    const int number = ::inotify_add_watch(inotify_.get(), path.c_str(),
+                                           kMask | (options_.contents ? IN_CLOSE_WRITE : 0U));
     if (number >= 0) {
       now[path] = number;
       const auto before = watched_.find(path);

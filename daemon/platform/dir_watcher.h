@@ -2,9 +2,9 @@
 //
 //   change, change, change ... quiet for `settle` (or `settle` * 10 since the first) -> changed()
 //
-// Only the names in the directories are watched, not the files' contents: versions get there by
-// rename. What is seen is a hint to look again, never what there is. Loop thread only; the callback
-// too.
+// Only the names in the directories are watched, not the files' contents, unless it is asked for:
+// versions get there by rename. What is seen is a hint to look again, never what there is. Loop
+// thread only; the callback too.
 #pragma once
 
 #include <functional>
@@ -25,6 +25,7 @@ class DirWatcher {
  public:
   struct Options {
     absl::Duration settle = absl::Milliseconds(300);
+    bool contents = false;  // Also when somebody has written a file of them and closed it.
   };
 
   // RESOURCE_EXHAUSTED: the user's limit of inotify instances is reached (the text names the

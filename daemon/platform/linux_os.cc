@@ -1,9 +1,11 @@
 #include "daemon/platform/linux_os.h"
 
 #include <linux/ioprio.h>
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +29,8 @@ namespace {
 
 constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 constexpr int kCapIpcLock = 14;  // linux/capability.h
+constexpr int kBackgroundNice = 10;
+constexpr int kHighestNice = 19;
 
 uint64_t PageBytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
@@ -202,6 +206,30 @@ absl::Status LinuxOs::SetIoPriority(absl::string_view io_class) {
     return ErrnoStatus(errno, absl::StrCat("set I/O priority ", io_class));
   }
   return absl::OkStatus();
+}
+
+absl::Status LinuxOs::MakeThreadBackground() {
+  // Batch: on waking up it waits for its turn.
+  const sched_param parameters{};
+  if (::sched_setscheduler(0, SCHED_BATCH, &parameters) != 0) {
+    return ErrnoStatus(errno, "make a thread a batch thread");
+  }
+  // For the kernel a thread has a nice value of its own; who 0 is the calling one. The process's is
+  // that of its first thread.
+  errno = 0;
+  const int own = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::getpid()));
+  if (own == -1 && errno != 0) return ErrnoStatus(errno, "ask for the nice value");
+  const int nice = std::min(own + kBackgroundNice, kHighestNice);
+  if (::setpriority(PRIO_PROCESS, 0, nice) != 0) {
+    return ErrnoStatus(errno, absl::StrCat("set nice value ", nice));
+  }
+  return absl::OkStatus();
+}
+
+absl::Duration LinuxOs::ThreadCpuTime() {
+  timespec used{};
+  if (::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) != 0) return absl::ZeroDuration();
+  return absl::DurationFromTimespec(used);
 }
 
 }  // namespace modelhost

@@ -50,6 +50,8 @@ class LinuxOs final : public Os {
   absl::StatusOr<uint64_t> ResidentBytes(std::span<const std::byte> bytes) override;
   MemoryLimits Limits() override;
   absl::Status SetIoPriority(absl::string_view io_class) override;
+  absl::Status MakeThreadBackground() override;
+  absl::Duration ThreadCpuTime() override;
 };
 
 // Puts a private page of zeros where `address` lies, in place of what is mapped there. For the

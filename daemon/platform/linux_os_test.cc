@@ -3,13 +3,17 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <string>
+#include <thread>
 
 #include "daemon/platform/errno_status.h"
 
@@ -186,6 +190,32 @@ TEST_F(LinuxOsTest, SetsTheIoPriorityOfTheThread) {
   for (const char* bad : {"", "best-effort", "best-effort:8", "best-effort:-1", "realtime:1"}) {
     EXPECT_EQ(os_.SetIoPriority(bad).code(), absl::StatusCode::kInvalidArgument) << bad;
   }
+}
+
+TEST_F(LinuxOsTest, AThreadInTheBackgroundGivesWayAndOthersDoNot) {
+  errno = 0;
+  const int mine = ::getpriority(PRIO_PROCESS, 0);
+  std::thread background([&] {
+    ASSERT_TRUE(os_.MakeThreadBackground().ok());
+    EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), std::min(mine + 10, 19));
+    EXPECT_EQ(::sched_getscheduler(0), SCHED_BATCH);
+    // What it begins gives way too: parsing is part of a load.
+    std::thread child([&] { EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), std::min(mine + 10, 19)); });
+    child.join();
+  });
+  background.join();
+  EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), mine);
+  EXPECT_NE(::sched_getscheduler(0), SCHED_BATCH);
+}
+
+TEST_F(LinuxOsTest, CpuTimeIsThatOfTheThreadAlone) {
+  std::thread busy([&] {
+    while (os_.ThreadCpuTime() < absl::Milliseconds(20)) {
+    }
+  });
+  const absl::Duration before = os_.ThreadCpuTime();
+  busy.join();
+  EXPECT_LT(os_.ThreadCpuTime() - before, absl::Milliseconds(20));
 }
 
 TEST_F(LinuxOsTest, LimitsAreThere) {

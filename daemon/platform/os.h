@@ -17,6 +17,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "proto/handle/unique_fd.h"
 
 namespace modelhost {
@@ -110,6 +111,13 @@ class Os {
   virtual MemoryLimits Limits() = 0;
   // "best-effort:N", "idle" or "none" for the calling thread's reads.
   virtual absl::Status SetIoPriority(absl::string_view io_class) = 0;
+
+  // The calling thread gives way to every other thread of the machine from now on: nice is 10 more
+  // than the process's, and it never preempts. Without rights this cannot be taken back, so it is
+  // for threads that do nothing else.
+  virtual absl::Status MakeThreadBackground() = 0;
+  // How long the calling thread has had a core.
+  virtual absl::Duration ThreadCpuTime() = 0;
 };
 
 }  // namespace modelhost

@@ -3,13 +3,16 @@
 #include <systemd/sd-daemon.h>
 #include <time.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
+#include "daemon/platform/errno_status.h"
 
 namespace modelhost {
 namespace {
@@ -25,6 +28,12 @@ struct FreeNames {
 // Nobody to tell, or nobody listening, is no error: the daemon runs the same without systemd.
 void Notify(const std::string& state) { (void)::sd_notify(/*unset_environment=*/0, state.c_str()); }
 
+absl::Status Told(int result, absl::string_view what, const std::string& name) {
+  if (result > 0) return absl::OkStatus();
+  if (result == 0) return absl::UnavailableError("there is no systemd to keep descriptors");
+  return ErrnoStatus(-result, absl::StrCat("fd store: ", what, " ", name));
+}
+
 // A line break would start another assignment.
 std::string OneLine(absl::string_view text) {
   return absl::StrReplaceAll(text, {{"\n", " "}, {"\r", " "}});
@@ -32,17 +41,43 @@ std::string OneLine(absl::string_view text) {
 
 }  // namespace
 
-std::map<std::string, UniqueFd> TakeInheritedFds() {
-  std::map<std::string, UniqueFd> fds;
+InheritedFds TakeInheritedFds(const std::set<std::string>& socket_names) {
+  InheritedFds fds;
   char** raw_names = nullptr;
   const int count = ::sd_listen_fds_with_names(/*unset_environment=*/1, &raw_names);
   const std::unique_ptr<char*, FreeNames> names(raw_names);
   for (int i = 0; i < count; ++i) {
-    // Owned before it is looked at: a second descriptor of one name is closed.
+    // Owned before it is looked at.
     UniqueFd fd(SD_LISTEN_FDS_START + i);
-    fds.try_emplace(names == nullptr ? "unknown" : names.get()[i], std::move(fd));
+    const std::string name = names == nullptr ? "unknown" : names.get()[i];
+    if (socket_names.contains(name)) {
+      fds.sockets.try_emplace(name, std::move(fd));
+    } else {
+      fds.stored.push_back({name, std::move(fd)});
+    }
   }
   return fds;
+}
+
+size_t FdStoreRoom() {
+  if (std::getenv("NOTIFY_SOCKET") == nullptr) return 0;
+  const char* told = std::getenv("FDSTORE");
+  uint64_t room = kFdStoreMax;
+  if (told != nullptr && !absl::SimpleAtoi(told, &room)) room = 0;
+  return static_cast<size_t>(std::min<uint64_t>(room, kFdStoreMax));
+}
+
+absl::Status SystemdFdStore::Store(const std::string& name, const UniqueFd& fd) {
+  // Without FDPOLL=0 systemd would watch for a hang-up, which memory never has.
+  const std::string state = absl::StrCat("FDSTORE=1\nFDPOLL=0\nFDNAME=", name);
+  const int number = fd.get();
+  return Told(::sd_pid_notify_with_fds(0, /*unset_environment=*/0, state.c_str(), &number, 1),
+              "store", name);
+}
+
+absl::Status SystemdFdStore::Remove(const std::string& name) {
+  const std::string state = absl::StrCat("FDSTOREREMOVE=1\nFDNAME=", name);
+  return Told(::sd_notify(/*unset_environment=*/0, state.c_str()), "remove", name);
 }
 
 void NotifyReady(absl::string_view status) {

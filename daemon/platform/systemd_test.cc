@@ -72,6 +72,43 @@ TEST_F(NotifyTest, TellsWhatHappens) {
   EXPECT_THAT(Received(), AllOf(HasSubstr("RELOADING=1"), HasSubstr("MONOTONIC_USEC=")));
 }
 
+TEST_F(NotifyTest, ADescriptorGoesToTheStoreAndIsTakenOutByName) {
+  SystemdFdStore store;
+  const UniqueFd null(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  ASSERT_TRUE(store.Store("mh-1-2", null).ok());
+  std::array<char, 512> text{};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control{};
+  iovec part{text.data(), text.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = control.data();
+  message.msg_controllen = control.size();
+  const ssize_t got = ::recvmsg(socket_.get(), &message, MSG_CMSG_CLOEXEC);
+  ASSERT_GT(got, 0);
+  EXPECT_EQ(std::string(text.data(), static_cast<size_t>(got)),
+            "FDSTORE=1\nFDPOLL=0\nFDNAME=mh-1-2");
+  const cmsghdr* head = CMSG_FIRSTHDR(&message);
+  ASSERT_NE(head, nullptr);
+  ASSERT_EQ(head->cmsg_type, SCM_RIGHTS);
+  int number = -1;
+  std::memcpy(&number, CMSG_DATA(head), sizeof(number));
+  const UniqueFd sent(number);
+  EXPECT_TRUE(sent.valid());
+
+  ASSERT_TRUE(store.Remove("mh-1-2").ok());
+  EXPECT_EQ(Received(), "FDSTOREREMOVE=1\nFDNAME=mh-1-2");
+}
+
+TEST_F(NotifyTest, TheRoomOfTheStoreIsWhatSystemdSays) {
+  EXPECT_EQ(FdStoreRoom(), kFdStoreMax);  // Older ones do not say.
+  ::setenv("FDSTORE", "7", 1);
+  EXPECT_EQ(FdStoreRoom(), 7U);
+  ::setenv("FDSTORE", "many", 1);
+  EXPECT_EQ(FdStoreRoom(), 0U);
+  ::unsetenv("FDSTORE");
+}
+
 TEST_F(NotifyTest, AStatusCannotSayMoreThanAStatus) {
   NotifyStatus("loading\nREADY=1");
   EXPECT_EQ(Received(), "STATUS=loading READY=1");
@@ -84,7 +121,10 @@ TEST(Systemd, WithoutOneNothingHappens) {
   NotifyReady("x");
   NotifyWatchdog();
   EXPECT_EQ(WatchdogInterval(), absl::InfiniteDuration());
-  EXPECT_TRUE(TakeInheritedFds().empty());
+  const InheritedFds none = TakeInheritedFds({"control"});
+  EXPECT_TRUE(none.sockets.empty() && none.stored.empty());
+  EXPECT_EQ(FdStoreRoom(), 0U);
+  EXPECT_EQ(SystemdFdStore().Remove("a").code(), absl::StatusCode::kUnavailable);
 }
 
 TEST(Systemd, TheWatchdogIsFedTwiceAPeriod) {
@@ -97,21 +137,25 @@ TEST(Systemd, TheWatchdogIsFedTwiceAPeriod) {
   ::unsetenv("WATCHDOG_PID");
 }
 
-TEST(Systemd, InheritedDescriptorsAreTakenByNameAndOnce) {
+const std::set<std::string> kSockets = {"control", "handles"};
+
+TEST(Systemd, InheritedSocketsAreTakenByNameAndOnceAndTheRestIsWhatWasStored) {
   EXPECT_TRUE(InChild([] {
     const UniqueFd file(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    for (const int fd : {3, 4, 5}) {
+    for (const int fd : {3, 4, 5, 6, 7}) {
       if (fd != file.get() && ::dup2(file.get(), fd) != fd) return false;
     }
     ::setenv("LISTEN_PID", absl::StrCat(::getpid()).c_str(), 1);
-    ::setenv("LISTEN_FDS", "3", 1);
-    ::setenv("LISTEN_FDNAMES", "control:handles:handles", 1);
-    auto fds = TakeInheritedFds();
-    const bool taken = fds.size() == 2 && fds.at("control").get() == 3 &&
-                       fds.at("handles").get() == 4 && ::getenv("LISTEN_FDS") == nullptr &&
+    ::setenv("LISTEN_FDS", "5", 1);
+    ::setenv("LISTEN_FDNAMES", "control:handles:handles:stored:stored", 1);
+    auto fds = TakeInheritedFds(kSockets);
+    const bool taken = fds.sockets.size() == 2 && fds.sockets.at("control").get() == 3 &&
+                       fds.sockets.at("handles").get() == 4 && ::getenv("LISTEN_FDS") == nullptr &&
                        (::fcntl(3, F_GETFD) & FD_CLOEXEC) != 0 &&
                        ::fcntl(5, F_GETFD) < 0;  // The second of one name is closed.
-    return taken && TakeInheritedFds().empty();
+    const bool kept = fds.stored.size() == 2 && fds.stored[0].name == "stored" &&
+                      fds.stored[0].fd.get() == 6 && fds.stored[1].fd.get() == 7;
+    return taken && kept && TakeInheritedFds(kSockets).sockets.empty();
   }));
 }
 
@@ -119,7 +163,7 @@ TEST(Systemd, DescriptorsOfAnotherProcessAreNotTouched) {
   EXPECT_TRUE(InChild([] {
     ::setenv("LISTEN_PID", "1", 1);
     ::setenv("LISTEN_FDS", "1", 1);
-    return TakeInheritedFds().empty();
+    return TakeInheritedFds(kSockets).sockets.empty();
   }));
 }
 

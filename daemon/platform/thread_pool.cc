@@ -7,9 +7,12 @@
 
 namespace modelhost {
 
-ThreadPool::ThreadPool(const std::string& name, int threads) {
+ThreadPool::ThreadPool(const std::string& name, int threads, std::function<void()> begin) {
   for (int i = 0; i < std::max(threads, 1); ++i) {
-    threads_.emplace_back([this] { Work(); });
+    threads_.emplace_back([this, begin] {
+      if (begin) begin();
+      Work();
+    });
     ::pthread_setname_np(threads_.back().native_handle(), name.substr(0, 15).c_str());
   }
 }

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,7 +20,8 @@ namespace modelhost {
 class ThreadPool final : public Executor {
  public:
   // `name` shows in `top -H` (15 characters are kept). At least one thread is made.
-  ThreadPool(const std::string& name, int threads);
+  // Each thread calls `begin` before its first task.
+  ThreadPool(const std::string& name, int threads, std::function<void()> begin = nullptr);
   ~ThreadPool() override;
   ThreadPool(const ThreadPool&) = delete;
 

@@ -37,6 +37,19 @@ TEST(ThreadPoolTest, TasksRunAtOnceOnItsThreads) {
   if (barrier->Block()) delete barrier;
 }
 
+TEST(ThreadPoolTest, EveryThreadBeginsBeforeItsFirstTask) {
+  static thread_local bool begun = false;
+  std::atomic<int> begins = 0;
+  {
+    ThreadPool pool("test", 3, [&begins] {
+      begun = true;
+      ++begins;
+    });
+    for (int i = 0; i < 20; ++i) pool.Post([] { EXPECT_TRUE(begun); });
+  }
+  EXPECT_EQ(begins, 3);
+}
+
 TEST(ThreadPoolTest, WhatATaskOwnsGoesWithIt) {
   absl::Notification gone;
   ThreadPool pool("test", 1);

@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstring>
 #include <filesystem>
 #include <functional>
@@ -396,7 +397,13 @@ TEST_F(BrokerLimitsTest, DescriptorsInFlightOfAllUsersAreLimited) {
 }
 
 TEST_F(BrokerLimitsTest, OutOfDescriptorsDelaysAcceptingAndNoMore) {
-  StartWithPlanner();
+  std::atomic<int> told = 0;
+  BrokerOptions options;
+  options.on_accept_pause = [&](const absl::Status& why) {
+    EXPECT_TRUE(absl::IsResourceExhausted(why)) << why;
+    ++told;
+  };
+  StartWithPlanner(options);
   ConnectAndAcquire().Close();
   const UniqueFd probe(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0));
   rlimit limit{};
@@ -415,6 +422,7 @@ TEST_F(BrokerLimitsTest, OutOfDescriptorsDelaysAcceptingAndNoMore) {
   }();
   client.Send(HelloBytes());
   EXPECT_TRUE(Eventually([&] { return broker_->stats().accept_pauses >= 1; }));
+  EXPECT_GE(told, 1);
   EXPECT_FALSE(client.ReceiveNow().has_value());
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
   const auto reply = client.Receive();

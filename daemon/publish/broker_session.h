@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -57,6 +58,8 @@ struct BrokerOptions {
   // quarters of it. 0: half of RLIMIT_NOFILE.
   uint64_t max_in_flight_fds = 0;
   size_t max_queued_frames = 4096;  // Replies of one session; more close it.
+  // Called each time that accepting is put off, with the reason; the shortage may last.
+  std::function<void(const absl::Status&)> on_accept_pause = nullptr;
 };
 
 // Counts since the start.

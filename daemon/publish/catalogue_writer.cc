@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "daemon/platform/errno_status.h"
+#include "proto/handle/fault_point.h"
 #include "proto/handle/seqlock.h"
 
 namespace modelhost {
@@ -87,6 +88,7 @@ void CatalogueWriter::Publish(std::span<const LabelChange> changes) {
     const LabelChange& change = changes[i];
     if (slot == nullptr) continue;
     slot->version.store(change.to, std::memory_order_relaxed);
+    FaultPoint("flip.half_written");
     // Release: who sees the new generation by its one load sees the version that goes with it.
     slot->generation.store(change.generation, std::memory_order_release);
   }

@@ -35,7 +35,8 @@ absl::StatusOr<std::string> ReadName(const char (&field)[abi::kNameBytes], absl:
   return std::string(std::begin(field), end);
 }
 
-absl::StatusOr<RequestedRef> ReadRef(const abi::Ref& raw, uint32_t number) {
+// `declared`: of a lease that the client had before; its label is for people.
+absl::StatusOr<RequestedRef> ReadRef(const abi::Ref& raw, uint32_t number, bool declared) {
   RequestedRef ref;
   auto model = ReadName(raw.model, absl::StrCat("model name of reference ", number));
   if (!model.ok()) return model.status();
@@ -44,11 +45,12 @@ absl::StatusOr<RequestedRef> ReadRef(const abi::Ref& raw, uint32_t number) {
   if (!abi::IsValidName(model->data(), model->size())) {
     return Malformed("Acquire", absl::StrCat("model name of reference ", number, " is not valid"));
   }
-  if (raw.version != 0) {
-    if (!label->empty()) {
-      return Malformed("Acquire",
-                       absl::StrCat("reference ", number, " has both a version and a label"));
-    }
+  if (raw.version != 0 && !label->empty() && !declared) {
+    return Malformed("Acquire",
+                     absl::StrCat("reference ", number, " has both a version and a label"));
+  }
+  if (raw.version != 0 && label->empty()) {
+    // By version alone.
   } else if (!abi::IsValidName(label->data(), label->size())) {
     return Malformed("Acquire", absl::StrCat("label of reference ", number, " is not valid"));
   }
@@ -91,7 +93,8 @@ absl::StatusOr<AcquireRequest> ParseAcquire(Bytes frame) {
   request.deadline_ms = raw.deadline_ms;
   request.refs.reserve(raw.count);
   for (uint32_t i = 0; i < raw.count; ++i) {
-    auto ref = ReadRef(Read<abi::Ref>(frame, sizeof(abi::Acquire) + i * sizeof(abi::Ref)), i);
+    auto ref = ReadRef(Read<abi::Ref>(frame, sizeof(abi::Acquire) + i * sizeof(abi::Ref)), i,
+                       request.redeclare);
     if (!ref.ok()) return ref.status();
     request.refs.push_back(*std::move(ref));
   }
@@ -185,7 +188,7 @@ uint32_t RequestIdOf(Bytes frame) {
 absl::StatusOr<uint32_t> NegotiateAbi(const HelloRequest& hello) {
   const uint32_t newest = std::min(hello.abi_max, abi::kFrameAbi);
   if (newest >= hello.abi_min && newest >= abi::kFrameAbiMin) return newest;
-  return absl::FailedPreconditionError(absl::StrCat(
+  return absl::UnimplementedError(absl::StrCat(
       "handle protocol: this client speaks ", hello.abi_min, " to ", hello.abi_max,
       ", this daemon speaks ", abi::kFrameAbiMin, " to ", abi::kFrameAbi, " (",
       hello.abi_max < abi::kFrameAbiMin ? "update libmodelhost" : "update modelhostd", ")"));

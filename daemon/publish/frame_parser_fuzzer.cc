@@ -30,7 +30,8 @@ void Check(std::span<const std::byte> frame, size_t fd_count) {
     Require(!acquire->refs.empty() && acquire->refs.size() <= abi::kMaxSet);
     for (const RequestedRef& ref : acquire->refs) {
       Require(abi::IsValidName(ref.model.data(), ref.model.size()));
-      Require((ref.version == 0) == abi::IsValidName(ref.label.data(), ref.label.size()));
+      const bool named = abi::IsValidName(ref.label.data(), ref.label.size());
+      Require(ref.version == 0 || acquire->redeclare ? named || ref.version != 0 : !named);
     }
   }
   Require((fd_count != 0) == std::holds_alternative<UploadRequest>(request->body));

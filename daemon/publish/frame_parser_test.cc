@@ -173,11 +173,11 @@ TEST(NegotiateAbi, TakesTheNewestThatBothSpeak) {
 
 TEST(NegotiateAbi, NamesBothRangesWhenThereIsNone) {
   const auto newer = NegotiateAbi({70, 80});
-  EXPECT_TRUE(absl::IsFailedPrecondition(newer.status()));
+  EXPECT_TRUE(absl::IsUnimplemented(newer.status()));
   EXPECT_THAT(std::string(newer.status().message()), HasSubstr("70 to 80"));
   EXPECT_THAT(std::string(newer.status().message()), HasSubstr("update modelhostd"));
   const auto older = NegotiateAbi({0, abi::kFrameAbiMin - 1});
-  EXPECT_TRUE(absl::IsFailedPrecondition(older.status()));
+  EXPECT_TRUE(absl::IsUnimplemented(older.status()));
   EXPECT_THAT(std::string(older.status().message()), HasSubstr("update libmodelhost"));
 }
 

@@ -66,7 +66,7 @@ void HandleBroker::Stop() {
 void HandleBroker::AcceptAll() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     if (deps_.closer.waiting() > options_.max_unclosed) {
-      PauseAccepting();
+      PauseAccepting(absl::ResourceExhaustedError("too many descriptors of peers hang in close"));
       return;
     }
     auto socket = listener_->Accept();
@@ -76,14 +76,15 @@ void HandleBroker::AcceptAll() {
     }
     // Out of descriptors, or something that may pass: the queue is left alone for a while, where a
     // watch would report it again and again.
-    if (!absl::IsUnavailable(socket.status())) PauseAccepting();
+    if (!absl::IsUnavailable(socket.status())) PauseAccepting(socket.status());
     return;
   }
 }
 
-void HandleBroker::PauseAccepting() {
+void HandleBroker::PauseAccepting(const absl::Status& why) {
   if (accept_pause_ != 0) return;
   ++stats_.accept_pauses;
+  if (options_.on_accept_pause) options_.on_accept_pause(why);
   deps_.loop.ChangeWatch(accept_watch_, 0);
   accept_pause_ = deps_.loop.PostDelayed(kAcceptPause, [this] {
     accept_pause_ = 0;

@@ -82,7 +82,7 @@ class HandleBroker final : public Observer, private SessionOwner {
   // Of one uid's sessions or of all: counts what was read since, and closes those that leave
   // descriptors unread for long.
   void SweepUnread(std::optional<uint32_t> uid);
-  void PauseAccepting();
+  void PauseAccepting(const absl::Status& why);
   void Reap();
 
   const Deps deps_;

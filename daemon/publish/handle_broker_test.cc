@@ -240,6 +240,21 @@ TEST_F(HandleBrokerTest, ARedeclaredLeaseComesWithoutDescriptors) {
   EXPECT_EQ(Leases(), 1U);
 }
 
+TEST_F(HandleBrokerTest, ARedeclaredLeaseKeepsTheLabelThatItWasAskedForUnder) {
+  StartWithPlanner();
+  TestClient client = Connect();
+  abi::Ref declared = VersionRef("planner", 7);
+  std::memcpy(declared.label, "stable", 6);
+  client.Send(AcquireBytes({declared}, 1, abi::kAcquireWait | abi::kAcquireRedeclare));
+  ASSERT_EQ(client.Receive()->type(), abi::FrameType::kGranted);
+  const auto leases = OnLoop([&] { return manager_->Leases(); });
+  ASSERT_EQ(leases.size(), 1U);
+  EXPECT_EQ(leases[0].label, "stable");
+  // Only there: who asks for bytes says either.
+  client.Send(AcquireBytes({declared}, 2));
+  EXPECT_THAT(client.Receive()->ErrorText(), StartsWith("INVALID_ARGUMENT"));
+}
+
 // The client has the bytes and asks whether they are still a version: there is nothing to wait for.
 TEST_F(HandleBrokerTest, ARedeclaredVersionThatIsGoneIsNotWaitedFor) {
   StartWithPlanner();

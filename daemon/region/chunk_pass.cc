@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <limits>
+#include <optional>
 #include <vector>
 
 #include "absl/strings/cord.h"
@@ -42,12 +43,14 @@ class Pass {
   // Body of each worker.
   void Work() {
     const ScopedIoPriority priority(os_, options_.io_priority);
+    std::optional<LoadPacer::Worker> pace;
+    if (options_.pacer != nullptr) pace.emplace(*options_.pacer);
     ChunkPassTotals totals;
     std::vector<std::byte> buffer;
     while (true) {
       const size_t index = next_.fetch_add(1);
       if (index >= chunks_.size() || Stopped(index)) break;
-      const absl::Status status = Do(chunks_[index], index, buffer, totals);
+      const absl::Status status = Do(chunks_[index], index, pace, buffer, totals);
       if (!status.ok()) Fail(index, status);
     }
     absl::MutexLock lock(&mutex_);
@@ -75,8 +78,8 @@ class Pass {
     failure_ = status;
   }
 
-  absl::Status Do(const Chunk& chunk, size_t index, std::vector<std::byte>& buffer,
-                  ChunkPassTotals& totals) {
+  absl::Status Do(const Chunk& chunk, size_t index, std::optional<LoadPacer::Worker>& pace,
+                  std::vector<std::byte>& buffer, ChunkPassTotals& totals) {
     const ChunkJob& job = *chunk.job;
     const uint64_t begin = chunk.number * job.chunk_bytes;
     const uint64_t end = std::min<uint64_t>(begin + job.chunk_bytes, job.mapped.size());
@@ -118,6 +121,7 @@ class Pass {
       if (guard.hit()) return Bad(chunk, Truncated());
       progress_.Add(piece_bytes);
       at += piece_bytes;
+      if (pace.has_value()) pace->Rest(piece_bytes, cancel_);
     }
     return verify ? Compare(chunk, sha256.Finish()) : absl::OkStatus();
   }

@@ -22,6 +22,7 @@
 #include "daemon/platform/os.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
+#include "daemon/region/load_pacer.h"
 #include "daemon/region/progress_meter.h"
 #include "daemon/store/digest.h"
 
@@ -47,6 +48,7 @@ struct ChunkPassTotals {
 struct ChunkPassOptions {
   int threads = 1;
   std::string io_priority = "none";
+  LoadPacer* pacer = nullptr;  // Workers rest after their pieces as it says; null: never.
 };
 
 absl::StatusOr<ChunkPassTotals> RunChunkPass(Os& os, Clock& clock, Executor& executor,

@@ -6,9 +6,8 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/format/text.h"
 #include "daemon/platform/errno_status.h"
-#include "daemon/region/version_contents.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -30,8 +29,14 @@ LoadJob::LoadJob(Loader& loader, const LoadRequest& request)
       progress_(loader.clock_, request.progress) {}
 
 LoadJob::~LoadJob() {
-  for (const Slot& slot : slots_) {
-    if (slot.mine) loader_.regions_.Abandon(slot.key);
+  for (Slot& slot : slots_) {
+    if (!slot.mine) continue;
+    if (slot.restored) {
+      slot.mapping = ReadOnlyMapping();  // Unlocks it.
+      loader_.restored_->GiveBack(slot.key.content,
+                                  {std::move(opened_.files[slot.file]), FileOf(slot).bytes});
+    }
+    loader_.regions_.Abandon(slot.key);
   }
 }
 
@@ -64,6 +69,7 @@ absl::Status LoadJob::Open() {
 }
 
 absl::Status LoadJob::Plan() {
+  FaultPoint("load.opened");
   const std::vector<ManifestFile>& files = opened_.manifest->files;
   absl::Status fit = CheckRequiredFiles(request_.policy, *opened_.manifest);
   if (fit.ok()) fit = CheckMachine();
@@ -95,29 +101,18 @@ absl::Status LoadJob::CheckMachine() {
   return CheckRequires(name_, requirements_, *facts);
 }
 
-void LoadJob::WarnOfRequirements(const std::vector<ComponentIndex>& components) {
-  for (std::string& text : UnknownRequirements(requirements_)) {
-    report_.warnings.push_back(std::move(text));
-  }
-  for (const ComponentIndex& component : components) {
-    const std::string& file = component.index.files().front();
-    if (component.index.format() != "tensorrt" || IsBound(requirements_, file)) continue;
-    report_.warnings.push_back(
-        absl::StrCat(Printable(file),
-                     ": nothing says for which TensorRT, GPU and platform this "
-                     "plan was built, so nothing was compared (publish it with "
-                     "--require tensorrt=X.Y.Z and so on)"));
-  }
-}
-
 absl::Status LoadJob::MakeRegions() {
   while (true) {
     if (cancel_->cancelled()) return Cancelled();
     if (Claim()) {
       if (auto status = Book(); !status.ok()) return status;
+      FaultPoint("load.booked");
       if (auto status = Map(); !status.ok()) return status;
+      FaultPoint("load.mapped");
       if (auto status = RunPass(); !status.ok()) return status;
+      FaultPoint("load.read");
       if (auto status = Pin(); !status.ok()) return status;
+      FaultPoint("load.pinned");
       Finish();
     }
     const bool all = std::all_of(slots_.begin(), slots_.end(),
@@ -211,6 +206,9 @@ absl::Status LoadJob::Map() {
   for (Slot& slot : slots_) {
     if (!slot.mine) continue;
     const ManifestFile& file = FileOf(slot);
+    const auto restored = MapRestored(slot);
+    if (!restored.ok()) return restored.status();
+    if (*restored) continue;
     if (auto status = MapFile(slot); !status.ok()) return status;
     slot.verify = loader_.options_.verify == VerifyPolicy::kFull && file.bytes > 0 &&
                   loader_.verified_.Find(opened_.infos[slot.file]) != file.sha256;
@@ -235,6 +233,43 @@ absl::Status LoadJob::MapFile(Slot& slot) {
   return absl::OkStatus();
 }
 
+absl::StatusOr<bool> LoadJob::MapRestored(Slot& slot) {
+  const uint64_t bytes = FileOf(slot).bytes;
+  if (loader_.restored_ == nullptr || slot.key.residency != Residency::kSealed || bytes == 0) {
+    return false;
+  }
+  auto memory = loader_.restored_->TakeRegion(slot.key.content, bytes);
+  if (!memory.has_value()) return false;
+  auto mapping = ReadOnlyMapping::MapSealed(memory->fd, bytes);
+  if (!mapping.ok()) return ToStatus(mapping.error(), PathOf(slot));
+  if (auto good = CheckRestored(slot, mapping->bytes()); !good.ok()) {
+    distrusted_ = std::string(good.message());
+    loader_.restored_->Distrust(distrusted_);
+    return false;
+  }
+  slot.restored = true;
+  opened_.files[slot.file] = std::move(memory->fd);
+  slot.mapping = *std::move(mapping);
+  os_.PreferLargePages(slot.mapping.bytes());
+  report_.restored_bytes += bytes;
+  return true;
+}
+
+// One chunk says whether these are the bytes at all; that they were good when they were sealed, and
+// are as they were, the seals say. All of a small file is one chunk.
+absl::Status LoadJob::CheckRestored(const Slot& slot, std::span<const std::byte> bytes) const {
+  const ManifestFile& file = FileOf(slot);
+  if (loader_.options_.verify != VerifyPolicy::kFull) return absl::OkStatus();
+  const auto now = static_cast<uint64_t>(absl::ToInt64Nanoseconds(loader_.clock_.Monotonic()));
+  const uint64_t number = now % file.chunks.size();  // Another one each time.
+  const uint64_t at = number * file.chunk_bytes;
+  const Digest found = Sha256(bytes.subspan(at, std::min(file.chunk_bytes, bytes.size() - at)));
+  if (found == file.chunks[number]) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(
+      PathOf(slot), ": chunk ", number, " of the memory that the fd store kept has SHA-256 ",
+      found.Hex(), ", the manifest says ", file.chunks[number].Hex(), "; read from disk instead"));
+}
+
 absl::Status LoadJob::RunPass() {
   std::vector<ChunkJob> jobs;
   uint64_t total_bytes = 0;
@@ -242,7 +277,7 @@ absl::Status LoadJob::RunPass() {
     const ManifestFile& file = FileOf(slot);
     // Lazy means lazy: what is known to be good is not read at all.
     const bool lazy = slot.key.residency == Residency::kMapped && !slot.verify;
-    if (!slot.mine || file.bytes == 0 || lazy) continue;
+    if (!slot.mine || file.bytes == 0 || lazy || slot.restored) continue;
     ChunkJob& job = jobs.emplace_back();
     job.path = PathOf(slot);
     job.mapped = slot.mapping.bytes();
@@ -254,11 +289,13 @@ absl::Status LoadJob::RunPass() {
     all_in_page_cache_ = all_in_page_cache_ && InPageCache(job.mapped);
     os_.PreferLargePages(job.mapped);
   }
+  if (jobs.empty() && report_.restored_bytes > 0) return absl::OkStatus();
   progress_.Begin("prewarm", total_bytes);
   const absl::Duration started = loader_.clock_.Monotonic();
-  const auto totals = RunChunkPass(os_, loader_.clock_, loader_.executor_,
-                                   {loader_.options_.threads, loader_.options_.io_priority}, jobs,
-                                   *cancel_, progress_);
+  const auto totals =
+      RunChunkPass(os_, loader_.clock_, loader_.executor_,
+                   {loader_.options_.threads, loader_.options_.io_priority, &loader_.pacer_}, jobs,
+                   *cancel_, progress_);
   const absl::Duration passed = loader_.clock_.Monotonic() - started;
   if (cancel_->cancelled()) return Cancelled();
   if (!totals.ok()) return totals.status();
@@ -271,7 +308,7 @@ absl::Status LoadJob::RunPass() {
   report_.disk_bytes += totals->read_bytes;
 
   for (Slot& slot : slots_) {
-    if (!slot.mine) continue;
+    if (!slot.mine || slot.restored) continue;
     const auto now = os_.Stat(FdOf(slot));
     if (!now.ok()) return AtPath(now.status(), PathOf(slot));
     const FileInfo& then = opened_.infos[slot.file];
@@ -375,53 +412,6 @@ void LoadJob::Finish() {
     loader_.regions_.Insert(slot.region);
     slot.mine = false;
   }
-}
-
-absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Index() {
-  if (cancel_->cancelled()) return Cancelled();
-  progress_.Begin("index", 0);
-  auto version = std::make_shared<ResidentVersion>();
-  {
-    const PhaseTimer timer(*this, "index");
-    version->manifest = opened_.manifest;
-    version->file_regions = file_slots_;
-    for (const Slot& slot : slots_) version->regions.push_back(slot.region);
-    std::vector<ContentsIndexer::File> files;
-    for (size_t i = 0; i < file_slots_.size(); ++i) {
-      const HostRegion& region = *slots_[file_slots_[i]].region;
-      files.push_back({opened_.manifest->files[i].path, &region.fd(), region.data()});
-    }
-    auto contents = ReadContents(dir_, loader_.indexer_, files, file_slots_, *cancel_);
-    if (cancel_->cancelled()) return Cancelled();
-    if (!contents.ok()) return contents.status();
-
-    version->eager = contents->eager;
-    std::vector<uint32_t> counted = contents->eager;
-    if (counted.empty()) counted = file_slots_;
-    version->tier = HostTier::kPinned;
-    for (const uint32_t region : counted) {
-      version->tier = std::min(version->tier, version->regions[region]->tier());
-    }
-    auto index = loader_.index_builder_.Build(*version, contents->components);
-    if (!index.ok()) return AtPath(index.status(), dir_);
-    version->index = *std::move(index);
-    version->format = contents->format;
-    version->tensor_count = contents->tensor_count;
-    version->tensor_bytes = contents->tensor_bytes;
-    version->requirements = Flatten(requirements_);
-    version->compared = Compared(requirements_);
-    report_.warnings = std::move(contents->warnings);
-    WarnOfRequirements(contents->components);
-  }
-  if (unlocked_bytes_ > 0) {
-    report_.warnings.push_back(absl::StrCat(IecBytes(unlocked_bytes_), " of ", name_,
-                                            " are not locked in memory: ", unlocked_why_));
-  }
-  report_.source = all_in_page_cache_ ? "warm" : "cold";
-  report_.duration = loader_.clock_.Monotonic() - started_;
-  version->report = std::move(report_);
-  if (cancel_->cancelled()) return Cancelled();
-  return version;
 }
 
 const ManifestFile& LoadJob::FileOf(const Slot& slot) const {

@@ -37,6 +37,7 @@ class LoadJob {
     bool mine = false;  // Claimed, to be made here.
     bool verify = false;
     bool want_lock = false;
+    bool restored = false;  // Its memory came back from the fd store, and stands for the file.
     HostTier tier = HostTier::kNone;
     Reservation host;
     Reservation memlock;
@@ -74,11 +75,17 @@ class LoadJob {
   absl::Status BookMemlock();
   absl::Status Map();
   absl::Status MapFile(Slot& slot);
+  // True when the fd store had the memory of a sealed slot.
+  absl::StatusOr<bool> MapRestored(Slot& slot);
+  absl::Status CheckRestored(const Slot& slot, std::span<const std::byte> bytes) const;
   absl::Status RunPass();
   absl::Status Pin();
   absl::Status LockSlot(Slot& slot, std::span<const std::byte> bytes, uint64_t done_before);
   void Finish();
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Index();
+  // The index and what goes with it: from the fd store, or else parsed and laid out.
+  bool AdoptIndex(ResidentVersion& version);
+  absl::Status MakeIndex(ResidentVersion& version);
 
   const ManifestFile& FileOf(const Slot& slot) const;
   const UniqueFd& FdOf(const Slot& slot) const { return opened_.files[slot.file]; }
@@ -99,7 +106,8 @@ class LoadJob {
   bool all_in_page_cache_ = true;
   uint64_t unlocked_bytes_ = 0;  // Wanted to be locked, and are not.
   std::string unlocked_why_;
-  std::string dir_;  // Of the version, for people.
+  std::string distrusted_;  // Why memory of the fd store was not taken.
+  std::string dir_;         // Of the version, for people.
   VersionFiles opened_;
   std::vector<RequiresSource> requirements_;
   std::vector<Slot> slots_;

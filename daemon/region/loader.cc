@@ -20,6 +20,7 @@ LoaderOptions Normal(LoaderOptions options) {
   if (options.threads <= 0) {
     options.threads = static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1U, 8U));
   }
+  if (options.cores <= 0) options.cores = static_cast<int>(std::thread::hardware_concurrency());
   return options;
 }
 
@@ -32,8 +33,8 @@ absl::Status Differs(const std::string& what, const Digest& found, const Digest&
 // Reads one file and compares it with its entry of the manifest.
 class FileCheck {
  public:
-  FileCheck(Os& os, const CancelToken& cancel, ProgressMeter& progress)
-      : os_(os), cancel_(cancel), progress_(progress), buffer_(kBufferBytes) {}
+  FileCheck(Os& os, LoadPacer& pacer, const CancelToken& cancel, ProgressMeter& progress)
+      : os_(os), pace_(pacer), cancel_(cancel), progress_(progress), buffer_(kBufferBytes) {}
 
   absl::Status Run(const std::string& path, const ManifestFile& file, const UniqueFd& fd) {
     if (file.chunk_bytes == 0) {
@@ -57,6 +58,7 @@ class FileCheck {
         whole.Update(piece);
         progress_.Add(piece.size());
         at += piece.size();
+        pace_.Rest(piece.size(), cancel_);
       }
       const Digest found = chunk.Finish();
       if (number >= file.chunks.size()) {
@@ -73,6 +75,7 @@ class FileCheck {
   static constexpr size_t kBufferBytes = size_t{1} << 20;
 
   Os& os_;
+  LoadPacer::Worker pace_;
   const CancelToken& cancel_;
   ProgressMeter& progress_;
   std::vector<std::byte> buffer_;
@@ -95,7 +98,8 @@ Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Exec
       indexer_(indexer),
       index_builder_(index_builder),
       machine_(machine),
-      options_(Normal(std::move(options))) {}
+      options_(Normal(std::move(options))),
+      pacer_(os, clock, options_.pace, options_.cores) {}
 
 absl::StatusOr<std::shared_ptr<const ResidentVersion>> Loader::Load(const LoadRequest& request) {
   return LoadJob(*this, request).Run();
@@ -124,7 +128,7 @@ absl::Status Loader::Verify(const LoadRequest& request) {
   const size_t workers = std::min(static_cast<size_t>(options_.threads), files.size());
   RunOnWorkers(executor_, static_cast<int>(workers), [&] {
     const ScopedIoPriority priority(os_, options_.io_priority);
-    FileCheck check(os_, *cancel, progress);
+    FileCheck check(os_, pacer_, *cancel, progress);
     for (size_t i = next.fetch_add(1); i < files.size(); i = next.fetch_add(1)) {
       results[i] = check.Run(dir + files[i].path, files[i], opened->files[i]);
       if (results[i].ok()) {

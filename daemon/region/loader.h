@@ -21,10 +21,13 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
 #include "daemon/region/contents_indexer.h"
+#include "daemon/region/load_pacer.h"
 #include "daemon/region/memory_budget.h"
+#include "daemon/region/parking.h"
 #include "daemon/region/progress_meter.h"
 #include "daemon/region/region_cache.h"
 #include "daemon/region/resident_version.h"
+#include "daemon/region/restored_memory.h"
 #include "daemon/region/version_contents.h"
 #include "daemon/store/store.h"
 #include "daemon/store/verified.h"
@@ -55,6 +58,8 @@ struct LoaderOptions {
   MemlockPolicy memlock = MemlockPolicy::kBestEffort;
   int threads = 2;  // Of one load. 0: one per core, at most 8.
   std::string io_priority = "best-effort:6";
+  LoadPace pace = {};
+  int cores = 0;  // Of the machine. 0: ask it.
 };
 
 class Loader {
@@ -63,12 +68,23 @@ class Loader {
          RegionCache& regions, BudgetPool& host, BudgetPool& memlock, ContentsIndexer& indexer,
          IndexBuilder& index_builder, Machine& machine, LoaderOptions options);
 
+  // Loads take what they can from `restored`, and leave what they made in `parking`. Before the
+  // first load; both outlive the loader.
+  void UseFdStore(Parking& parking, RestoredMemory& restored) {
+    parking_ = &parking;
+    restored_ = &restored;
+  }
+
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Load(const LoadRequest& request);
 
   // Re-reads every byte of a version's files and compares it with the manifest: each chunk and each
   // whole file. Changes nothing but the record of what is verified. DATA_LOSS names the file and
   // the first bad chunk. CANCELLED as for Load.
   absl::Status Verify(const LoadRequest& request);
+
+  // How many clients there are that a load could disturb (load_pacer.h). Any thread.
+  void SetClients(size_t clients) { pacer_.SetClients(clients); }
+  size_t clients() const { return pacer_.clients(); }
 
  private:
   friend class LoadJob;  // One call of Load (load_job.h).
@@ -84,7 +100,10 @@ class Loader {
   ContentsIndexer& indexer_;
   IndexBuilder& index_builder_;
   Machine& machine_;
+  Parking* parking_ = nullptr;  // Null, as the next: without an fd store.
+  RestoredMemory* restored_ = nullptr;
   const LoaderOptions options_;
+  LoadPacer pacer_;
 };
 
 }  // namespace modelhost

@@ -22,11 +22,14 @@ struct LoadPhase {
 };
 
 struct LoadReport {
-  std::string source;  // "cold", "warm" (nothing had to be read).
+  // "cold", "warm" (all was in the page cache), "restore" (from the fd store; nothing was read).
+  std::string source;
   absl::Duration duration;
   std::vector<LoadPhase> phases;
-  uint64_t disk_bytes = 0;    // Read from the store's files in this load.
-  uint64_t shared_bytes = 0;  // Already resident through another version.
+  uint64_t disk_bytes = 0;      // Read from the store's files in this load.
+  uint64_t shared_bytes = 0;    // Already resident through another version.
+  uint64_t restored_bytes = 0;  // Of regions that an earlier daemon made and the fd store kept.
+  bool restored_index = false;  // Neither parsed nor laid out anew.
   std::vector<std::string> warnings;
 };
 
@@ -43,6 +46,7 @@ struct ResidentVersion {
       eager;  // Regions that hold tensors, in the order their descriptors are sent.
   std::vector<uint32_t> file_regions;  // Region of manifest->files[i].
   SealedRegion index;
+  std::shared_ptr<const void> parked;  // While it lives, all this is in the fd store too.
   LoadReport report;
   HostTier tier = HostTier::kNone;  // The lowest of its regions that hold tensors.
 

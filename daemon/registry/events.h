@@ -47,6 +47,9 @@ class Observer {
   // A load ended. `phase` is where a failed one stopped.
   virtual void OnLoadFinished(const VersionKey& /*key*/, const LoadReport& /*report*/,
                               const absl::Status& /*status*/, const std::string& /*phase*/) {}
+  // A load failed and will be tried again, the `attempt`th time.
+  virtual void OnLoadRetry(const VersionKey& /*key*/, int /*attempt*/, absl::Duration /*delay*/,
+                           const absl::Status& /*status*/) {}
   virtual void OnUnloaded(const VersionKey& /*key*/, absl::Duration /*took*/) {}
   // After the flip. `flip` is the time of the page write.
   virtual void OnLabelsMoved(std::span<const LabelChange> /*changes*/, absl::Duration /*flip*/) {}
@@ -73,6 +76,16 @@ class Observer {
   // "phase", "health" or "residency".
   virtual void OnInvalidTransition(const VersionKey& /*key*/, absl::string_view /*track*/,
                                    absl::string_view /*from*/, absl::string_view /*to*/) {}
+  // operations.jsonl could not be read or written; what it is about goes on.
+  virtual void OnJournalError(const absl::Status& /*status*/) {}
+  // Once at the start, when something came back from the fd store.
+  virtual void OnRestart(const RestartSnapshot& /*restart*/) {}
+  // For each version that was resident before the restart.
+  virtual void OnRestored(const VersionKey& /*key*/, RestoreOutcome /*outcome*/) {}
+  // After each look at the desired state file.
+  virtual void OnDesiredFile(const DesiredFileReport& /*report*/) {}
+  // How a label that it names stands, when that is another than before.
+  virtual void OnDesiredLabel(const DesiredRow& /*row*/) {}
   virtual void OnScan(uint64_t /*staged*/, uint64_t /*invalid*/) {}
 };
 

@@ -6,6 +6,7 @@
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
 #include "proto/abi/catalogue_page.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -42,7 +43,9 @@ bool ModelManager::MayReadModel(const Peer& peer, const std::string& model) cons
 
 SessionId ModelManager::BeginSession(const Peer& peer, const std::string& transport) {
   Impl& impl = *impl_;
-  return impl.leases.BeginSession(peer, transport, impl.deps.clock.Wall());
+  const SessionId session = impl.leases.BeginSession(peer, transport, impl.deps.clock.Wall());
+  impl.deps.loader.SetClients(impl.leases.sessions().size());
+  return session;
 }
 
 void ModelManager::AnnounceSession(SessionId session, std::string comm) {
@@ -65,6 +68,7 @@ void ModelManager::EndSession(SessionId session, const std::string& why) {
     for (const uint64_t id : waiting) impl.TakePending(id);
   }
   const std::vector<Lease> ended = impl.leases.EndSession(session);
+  impl.deps.loader.SetClients(impl.leases.sessions().size());
   impl.Tell([&](Observer& observer) { observer.OnSession(copy, false, why); });
   for (const Lease& lease : ended) impl.LeaseEnded(lease, LeaseChange::kSessionEnded);
 }
@@ -155,7 +159,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
   std::vector<Grant> grants;
   for (size_t i = 0; i < refs.size(); ++i) {
     VersionRecord& record = *records[i];
-    if (record.phase == Phase::kDraining) StopDrain(record);
+    if (record.phase == Phase::kDraining) StopDrain(record, 0);
     record.last_used = deps.clock.Wall();
     const AcquireRef& ref = refs[i];
     Grant grant;
@@ -167,16 +171,19 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
       grant.slot = deps.labels.SlotOf(ref.model, ref.label);
     }
     grant.resident = record.resident;
+    // A declared lease says under which label it was asked for, for people to see.
     const std::string transport =
         PolicyOf(ref.model).residency == Residency::kSealed ? "host_memfd" : "host_file";
-    grant.lease = leases.Grant(session, record.key, grant.label, transport, deps.clock.Wall());
-    if (ref.version != 0 && LabelsOf(record.key).empty()) {
+    grant.lease = leases.Grant(session, record.key, ref.label, transport, deps.clock.Wall());
+    // A fixed version that no label names, or a declared lease whose label has moved on.
+    if (ref.version != 0 && IsStale(*leases.Find(session, grant.lease))) {
       leases.MarkStale(grant.lease, deps.clock.Monotonic());
     }
     const Lease lease = *leases.Find(session, grant.lease);
     Tell([&](Observer& observer) { observer.OnLease(lease, LeaseChange::kGranted); });
     grants.push_back(std::move(grant));
   }
+  FaultPoint("grant.noted");
   return grants;
 }
 
@@ -195,6 +202,7 @@ void ModelManager::AcquireOrWait(SessionId session, std::vector<AcquireRef> refs
   }
   const auto holder = impl.leases.sessions().find(session);
   if (holder == impl.leases.sessions().end()) return done(std::move(grants));
+  if (wait_for == WaitFor::kKnownVersions) impl.LoadDeclared(session, refs);
   const uint32_t uid = holder->second.peer.uid;
   size_t& of_session = impl.pending_by_session[session];
   size_t& of_uid = impl.pending_by_uid[uid];
@@ -262,6 +270,12 @@ void ModelManager::Impl::RetryAfterScan() {
     if (pending.wait_for == WaitFor::kKnownVersions) ids.push_back(id);
   }
   Retry(ids);
+  for (const uint64_t id : ids) {
+    const auto it = pending_acquires.find(id);
+    // Copied: a load that fails at once may answer it.
+    if (it != pending_acquires.end())
+      LoadDeclared(it->second.session, std::vector(it->second.refs));
+  }
 }
 
 void ModelManager::Impl::Retry(const std::vector<uint64_t>& ids) {

@@ -9,15 +9,21 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <set>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "daemon/registry/capacity_plan.h"
+#include "daemon/registry/commit_gate.h"
+#include "daemon/registry/desired_book.h"
+#include "daemon/registry/desired_plan.h"
+#include "daemon/registry/event_ring.h"
 #include "daemon/registry/lifecycle_policy.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/registry/operation_log.h"
+#include "daemon/store/operation_journal.h"
 
 namespace modelhost {
 
@@ -47,10 +53,15 @@ struct VersionRecord : VersionTracks {
   };
   std::vector<Waiter> waiters;
 
+  int attempts = 0;          // Failed loads in a row that were, or are to be, tried again.
+  TimerId retry_timer = 0;   // Until the next of them, in FAILED.
+  OperationId deleting = 0;  // Nothing may begin on it any more.
+
   uint32_t holds = 0;  // Swaps and label moves under way that count on it being READY.
   absl::Time last_used;
-  TimerId keep_timer = 0;   // keep_previous, while READY without a label.
-  TimerId drain_timer = 0;  // The deadline of an unload.
+  bool from_before = false;  // Loaded at the start because the last daemon had it.
+  TimerId keep_timer = 0;    // keep_previous, while READY without a label.
+  TimerId drain_timer = 0;   // The deadline of an unload.
   absl::Duration drain_started;
   // The last answer of MayServe, and to what.
   struct Verdict {
@@ -181,7 +192,6 @@ struct ModelManager::Impl {
   void Drop(std::shared_ptr<const ResidentVersion> resident);
   void CancelWork();
   void Tell(const std::function<void(Observer&)>& what);
-  void Note(const VersionKey& key, const std::string& what, const std::string& detail);
   ModelBook& Book(const std::string& model);
   const EffectivePolicy& PolicyOf(const std::string& model);
   VersionRecord* Find(const VersionKey& key);
@@ -228,6 +238,55 @@ struct ModelManager::Impl {
   void DropWaiters(OperationId operation, const absl::Status& why);
   void CancelLoad(VersionRecord& record);
 
+  // --- manager_retry.cc
+  // After a load that failed: true when it will be tried again, and who waits goes on waiting.
+  bool RetryLater(VersionRecord& record, const absl::Status& status);
+  void ScheduleRetry(VersionRecord& record, absl::Duration delay);
+  // An explicit request does not wait for the next try.
+  void RetryNow(VersionRecord& record);
+  void StopRetrying(VersionRecord& record);
+  // The operations that wait for a load of it.
+  void UpdateWaiting(const VersionRecord& record,
+                     const std::function<void(OperationSnapshot&)>& change);
+
+  // --- manager_events.cc
+  void Note(const VersionKey& key, const std::string& what, const std::string& detail);
+  void NoteOperation(const OperationSnapshot& operation);
+
+  // --- manager_journal.cc
+  // Takes up what an earlier daemon left. In the constructor: reads a file.
+  void RestoreOperations();
+  void TellRestored();
+  void JournalOperation(const OperationSnapshot& operation);
+  void FlushJournal();
+  void JournalWritten(const absl::Status& status);
+
+  // --- manager_delete.cc
+  // Why it may not be removed now, or OK.
+  absl::Status CheckDelete(const VersionKey& key) const;
+  static absl::Status DeletingError(const VersionRecord& record);
+  void RemoveFromDisk(const VersionKey& key);
+  void ForgetDeleted(const VersionKey& key);
+  absl::Status CancelDelete(OperationId operation, const absl::Status& cancelled);
+  void FinishDelete(const VersionKey& key, OperationId id, const absl::Status& status);
+  std::vector<std::string> DeleteWarnings(const VersionKey& key) const;
+  // --- manager_gc.cc
+  // Of one model, or (empty) of all.
+  std::vector<VersionKey> Garbage(const std::string& model) const;
+  struct RunningGc {
+    std::string model;
+    std::vector<VersionKey> versions;
+    std::shared_ptr<CancelToken> cancel = std::make_shared<CancelToken>();
+  };
+  struct GcOutcome {
+    absl::Status status;
+    uint64_t removed = 0;
+    uint64_t bytes = 0;
+    uint64_t freed_bytes = 0;
+  };
+  void StartGc(OperationId id);
+  GcOutcome RunGc(OperationId id, const RunningGc& gc);
+  void GcMoved(OperationId id, const VersionKey& key, bool gone, uint64_t removed);
   // --- manager_room.cc
   std::vector<BudgetPool*> Pools() const { return {&deps.host, &deps.memlock}; }
   CapacityPicture Picture();
@@ -284,7 +343,8 @@ struct ModelManager::Impl {
   void ReviewKeeping(VersionRecord& record);
   void BeginDrain(VersionRecord& record, OperationId unload);
   void SetDrainDeadline(VersionRecord& record, absl::Duration timeout, bool release);
-  void StopDrain(VersionRecord& record);
+  // `by`: the operation that wants it again; 0: a client, or the daemon itself.
+  void StopDrain(VersionRecord& record, OperationId by);
   void MaybeUnload(VersionRecord& record);
   void StartUnload(VersionRecord& record, bool deadline);
   void FinishUnload(const VersionKey& key, absl::Duration started);
@@ -314,6 +374,7 @@ struct ModelManager::Impl {
   void FlipSwap(OperationId operation);
   void FinishSwap(OperationId operation, const absl::Status& status);
   void SupersedeSwaps(const SwapRequest& request, OperationId by);
+  void RestoreLabels();
   void AnnounceLabels(const VersionRecord& record);
 
   // --- manager_grants.cc
@@ -333,12 +394,43 @@ struct ModelManager::Impl {
   void ReviewStale(const std::string& model);
   bool IsStale(const Lease& lease) const;
 
+  // --- manager_desired.cc
+  void FollowDesired(const std::string& file);
+  void LookAtDesired();
+  void TakeDesired(uint64_t look, DesiredText read);
+  // Whether it says something else than before.
+  bool TakeDesiredText(std::string text);
+  void SetDesiredState(DesiredFileState state, std::string error);
+  void TellDesiredFile(bool changed, std::vector<std::string> watch);
+  void TellDesiredRows(const std::vector<DesiredRow>& rows);
+  // After anything that it looks at may have changed: soon, once for all that happens in one turn.
+  void ReviewDesired();
+  void RunDesired();
+  std::vector<DesiredFacts> DesiredFactsNow() const;
+  std::pair<DesiredFacts::Target, std::string> DesiredTarget(const VersionKey& key) const;
+  void StartDesired(const DesiredFacts& fact);
+  void DesiredOperation(const OperationSnapshot& operation);
+  void DesiredFailed(const DesiredBook::Name& name, const absl::Status& why);
+  DesiredSnapshot SnapshotDesired() const;
+  void StopDesired();
+
   // --- manager_publish.cc
   void StartStaging(OperationId operation);
   // Forgets a publish whose descriptors have not all come. False: there is none.
   bool DropUpload(OperationId operation);
   bool KnownBad(const VersionKey& key) const;
   void FinishPublish(OperationId operation, absl::StatusOr<PublishResult> result);
+
+  // --- manager_restore.cc
+  // Loads what the last daemon had resident, labelled or not.
+  void LoadRestored();
+  // Of a client that had them before the restart: loads those that nothing else would.
+  void LoadDeclared(SessionId session, std::span<const AcquireRef> refs);
+  void LoadFromBefore(const VersionKey& key);
+  // What the restart says of a load that ended.
+  void NoteRestored(const VersionKey& key, const absl::StatusOr<const LoadReport*>& report);
+  void EndGrace();
+  RestartSnapshot SnapshotRestart() const;
 
   // --- manager_scan.cc
   void ApplyVerified(VersionRecord& record, const absl::Status& status);
@@ -364,20 +456,30 @@ struct ModelManager::Impl {
   std::map<std::string, ModelBook> models;
   LeaseTable leases;
   OperationLog operations;
+  DesiredBook desired;
 
   std::deque<LabelTransaction> transactions;
   bool saving_labels = false;
   // Targets of a write of the labels that failed: whether the disk has it is not known before
   // another one succeeds, so nothing of theirs may be deleted.
   std::set<VersionKey> maybe_labelled;
+  bool labels_in_doubt = false;  // Since such a write, and what it was before is not there again.
+  TimerId restore_timer = 0;
   std::map<OperationId, PendingSwap> swaps;
   std::map<OperationId, PendingUpload> uploads;
   struct RunningPublish {
     PublishRequest request;
     std::shared_ptr<CancelToken> cancel;
+    std::shared_ptr<CommitGate> gate = std::make_shared<CommitGate>();
   };
   std::map<OperationId, RunningPublish> publishes;
   std::map<OperationId, std::shared_ptr<CancelToken>> verifies;
+  struct RunningDelete {
+    OperationId operation = 0;
+    std::shared_ptr<CommitGate> gate = std::make_shared<CommitGate>();
+  };
+  std::map<VersionKey, RunningDelete> deletes;
+  std::map<OperationId, RunningGc> gcs;
   std::map<uint64_t, PendingAcquire> pending_acquires;
   std::map<std::string, std::set<uint64_t>> pending_by_model;
   std::map<SessionId, size_t> pending_by_session;
@@ -389,7 +491,20 @@ struct ModelManager::Impl {
   // Labels that a swap has withdrawn from the page: which swap.
   std::map<std::pair<std::string, std::string>, OperationId> withdrawn;
 
+  OperationJournal journal;
+  std::vector<JournalRecord> unwritten;
+  bool writing_journal = false;
+  bool restored_some = false;
+  absl::Status journal_status;
+  TimerId journal_timer = 0;  // Until the next try after an error.
+  EventRing events;
+  std::mt19937_64 random{std::random_device()()};
+
   absl::Time started_wall;
+  absl::Duration grace_ends = absl::ZeroDuration();  // Of the restart, on the monotonic clock.
+  bool in_grace = true;
+  std::set<VersionKey> restoring;  // Offered by the fd store, and not loaded yet.
+  RestartSnapshot restart;
   std::string store_error;
   std::shared_ptr<CancelToken> look;  // At the machine, under way.
   bool look_again = false;

@@ -9,9 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
+
+constexpr absl::Duration kRestorePause = absl::Seconds(1);
 
 absl::Status CheckLabelName(const std::string& label) {
   if (IsValidModelName(label)) return absl::OkStatus();
@@ -90,6 +93,7 @@ void ModelManager::Impl::RunNextTransaction() {
     for (const LabelChange& change : changes) {
       if (VersionRecord* target = Find({change.model, change.to})) Hold(*target);
     }
+    FaultPoint("flip.held");
     saving_labels = true;
     auto shared = std::make_shared<LabelTransaction>(std::move(transaction));
     OnShortPool([this, next] { return SaveLabels(deps.os, deps.state_dir, next); },
@@ -113,25 +117,24 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
     // The rename may have happened and only the last fsync failed. Memory says the old state, so
     // the disk is told the old state again, before any other change: a late repair would undo that
     // one.
-    saving_labels = true;
-    OnShortPool([this, old = labels] { return SaveLabels(deps.os, deps.state_dir, old); },
-                [this](const absl::Status& restored) {
-                  saving_labels = false;
-                  if (restored.ok()) maybe_labelled.clear();
-                  RunNextTransaction();
-                });
+    labels_in_doubt = true;
+    RestoreLabels();
     transaction.done(absl::Status(
         saved.code(), absl::StrCat("the labels could not be made durable, nothing was changed: ",
                                    saved.message())));
     return;
   }
+  FaultPoint("flip.saved");
   maybe_labelled.clear();
+  labels_in_doubt = false;
   labels = std::move(next);
   unhold();  // The label holds it now.
   for (const LabelChange& change : changes) withdrawn.erase({change.model, change.label});
+  FaultPoint("flip.remembered");
   const absl::Duration before = deps.clock.Monotonic();
   deps.labels.Publish(changes);
   const absl::Duration flip = deps.clock.Monotonic() - before;
+  FaultPoint("flip.seen");
   Tell([&](Observer& observer) { observer.OnLabelsMoved(changes, flip); });
   for (const LabelChange& change : changes) {
     Note({change.model, change.to}, "label",
@@ -150,6 +153,27 @@ void ModelManager::Impl::ApplyTransaction(LabelTransaction& transaction, LabelFi
   UpdateReady();
   transaction.done(LabelTransaction::Done{changes, flip});
   for (const LabelChange& change : changes) RetryPendingAcquires(change.model);
+}
+
+// Until it is done: else a crash, much later, would bring back what nobody sees any more.
+void ModelManager::Impl::RestoreLabels() {
+  saving_labels = true;
+  OnShortPool([this, old = labels] { return SaveLabels(deps.os, deps.state_dir, old); },
+              [this](const absl::Status& restored) {
+                saving_labels = false;
+                if (restored.ok()) {
+                  labels_in_doubt = false;
+                  maybe_labelled.clear();
+                } else if (!stopping) {
+                  if (restore_timer != 0) deps.loop.CancelTimer(restore_timer);
+                  restore_timer = deps.loop.PostDelayed(kRestorePause, [this] {
+                    restore_timer = 0;
+                    // A later change that was made durable has settled it.
+                    if (labels_in_doubt && !saving_labels) RestoreLabels();
+                  });
+                }
+                RunNextTransaction();
+              });
 }
 
 void ModelManager::Impl::AnnounceLabels(const VersionRecord& record) {
@@ -186,6 +210,7 @@ absl::Status ModelManager::Impl::CheckSwap(const SwapRequest& request) const {
     const VersionRecord* record = Find({target.model, target.version});
     if (record == nullptr) return NoSuchVersion({target.model, target.version});
     if (record->health == Health::kSuspect) return SuspectError(*record);
+    if (record->deleting != 0) return DeletingError(*record);
     if (record->leaves_for != 0) return LeavesError(*record);
   }
   const SwapTarget& first = request.targets.front();
@@ -203,9 +228,13 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
     const auto same = [](const SwapTarget& a, const SwapTarget& b) {
       return a.model == b.model && a.version == b.version;
     };
-    if (swap.request.label == request.label &&
+    if (swap.request.label == request.label && swap.request.if_current == request.if_current &&
         std::ranges::equal(swap.request.targets, request.targets, same)) {
-      return id;
+      const OperationId running = id;
+      for (const SwapTarget& target : request.targets) {
+        if (VersionRecord* record = Find({target.model, target.version})) RetryNow(*record);
+      }
+      return running;
     }
   }
   for (const SwapTarget& target : request.targets) {
@@ -225,6 +254,7 @@ absl::StatusOr<OperationId> ModelManager::Impl::StartSwap(SwapRequest request, O
     if (auto status = CheckResourceTargets(request); !status.ok()) return status;
   }
   const OperationId id = operations.Begin(kind, first.model, first.version, request.label, by);
+  operations.Update(id, [&](OperationSnapshot& snapshot) { snapshot.trigger = request.trigger; });
   SupersedeSwaps(request, id);
   PendingSwap& swap = swaps[id];
   swap.request = std::move(request);
@@ -279,7 +309,8 @@ void ModelManager::Impl::SupersedeSwaps(const SwapRequest& request, OperationId 
     if (overlap) superseded.push_back(id);
   }
   for (const OperationId id : superseded) {
-    FinishSwap(id, absl::AbortedError(absl::StrCat("superseded by op-", by)));
+    const SwapRequest& old = swaps.at(id).request;
+    FinishSwap(id, SupersededBy(absl::StrCat(old.targets.front().model, ":", old.label), by));
   }
 }
 

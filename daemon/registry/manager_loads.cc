@@ -8,6 +8,7 @@
 #include "daemon/region/chunk_pass.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 bool ModelManager::Impl::Took(const VersionRecord& record, absl::string_view track,
@@ -36,12 +37,13 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
   VersionRecord* record = Find(key);
   if (record == nullptr) return waiter.done(NoSuchVersion(key));
   if (stopping) return waiter.done(StoppingError());
+  if (record->deleting != 0) return waiter.done(DeletingError(*record));
   if (record->leaves_for != 0) return waiter.done(LeavesError(*record));
   // The policy or the machine may be another one since it was loaded.
   if (record->phase == Phase::kReady || record->phase == Phase::kDraining) {
     if (const absl::Status may = MayServe(*record); !may.ok()) return waiter.done(may);
   }
-  if (record->phase == Phase::kDraining) StopDrain(*record);
+  if (record->phase == Phase::kDraining) StopDrain(*record, waiter.operation);
   switch (record->phase) {
     case Phase::kReady:
       if (record->health != Health::kSuspect && record->reload == nullptr) {
@@ -59,6 +61,7 @@ void ModelManager::Impl::EnsureReady(const VersionKey& key, VersionRecord::Waite
     case Phase::kQuarantined:
       return waiter.done(record->error);
     case Phase::kFailed:
+      StopRetrying(*record);
       Move(*record, Phase::kStaged);
       [[fallthrough]];
     case Phase::kStaged:
@@ -74,6 +77,11 @@ void ModelManager::Impl::StartLoad(VersionRecord& record) {
   record.progress = LoadProgress{"queued", 0, record.file_bytes};
   record.load_started = deps.clock.Monotonic();
   if (!Move(record, Phase::kReserved)) return;
+  UpdateWaiting(record, [](OperationSnapshot& operation) {
+    operation.phase = "queued";
+    operation.message.clear();
+    operation.next_try = absl::Time();
+  });
   OnLongPool([this, request = MakeLoadRequest(record.key,
                                               record.cancel)] { return deps.loader.Load(request); },
              [this, key = record.key](auto loaded) { FinishLoad(key, std::move(loaded)); });
@@ -151,8 +159,11 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
   if (loaded.ok()) {
     Admitted(key);
     if (record->phase == Phase::kReserved) Move(*record, Phase::kLoading);
+    record->attempts = 0;
     Adopt(*record, *std::move(loaded));
+    NoteRestored(key, &record->resident->report);
     Move(*record, Phase::kReady);
+    FaultPoint("load.ready");
     AnnounceLabels(*record);
     TellWaiters(*record, absl::OkStatus());
     ReviewKeeping(*record);
@@ -183,6 +194,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
     }
   }
   const absl::Status told = record->error;
+  NoteRestored(key, told);
   Tell([&](Observer& observer) { observer.OnLoadFinished(key, report, told, last_phase); });
   Note(key,
        failure == LoadFailure::kBadBytes    ? "quarantined"
@@ -200,7 +212,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
       }
     }
     for (auto& waiter : again) EnsureReady(key, std::move(waiter));
-  } else {
+  } else if (failure != LoadFailure::kTransient || !RetryLater(*record, status)) {
     TellWaiters(*record, told);
   }
   RetryPendingAcquires(key.model);
@@ -337,6 +349,7 @@ void ModelManager::Impl::DropWaiters(OperationId operation, const absl::Status& 
 void ModelManager::Impl::CancelLoad(VersionRecord& record) {
   if (record.cancel != nullptr) record.cancel->Cancel();
   if (record.reload != nullptr) record.reload->Cancel();
+  StopRetrying(record);
   std::erase_if(waiting_for_room,
                 [&](const RoomWaiter& waiter) { return waiter.key == record.key; });
 }
@@ -344,11 +357,15 @@ void ModelManager::Impl::CancelLoad(VersionRecord& record) {
 absl::StatusOr<OperationId> ModelManager::Load(const VersionKey& key, uint32_t by) {
   Impl& impl = *impl_;
   if (impl.stopping) return Impl::StoppingError();
-  const VersionRecord* record = impl.Find(key);
+  VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
+  if (record->deleting != 0) return Impl::DeletingError(*record);
   for (const auto& waiter : record->waiters) {
     const OperationSnapshot* running = impl.operations.Find(waiter.operation);
-    if (running != nullptr && running->kind == OperationKind::kLoad) return running->id;
+    if (running == nullptr || running->kind != OperationKind::kLoad) continue;
+    const OperationId id = running->id;
+    impl.RetryNow(*record);
+    return id;
   }
   const bool there = record->phase == Phase::kReady && record->health != Health::kSuspect;
   const OperationId id =

@@ -1,4 +1,5 @@
 // Looking at operations, and stopping them.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -53,22 +54,50 @@ absl::Status ModelManager::CancelOperation(OperationId operation) {
         impl.deps.loop.CancelTimer(it->second.timer);
         impl.DropUpload(operation);
         impl.operations.Finish(operation, cancelled);
-      } else if (const auto running = impl.publishes.find(operation);
-                 running != impl.publishes.end()) {
-        running->second.cancel->Cancel();
+        return absl::OkStatus();
       }
-      return absl::OkStatus();
+      if (const auto running = impl.publishes.find(operation);
+          running != impl.publishes.end() && running->second.gate->Close()) {
+        // Its worker may hang in the kernel, but puts nothing in place any more.
+        running->second.cancel->Cancel();
+        impl.publishes.erase(running);
+        impl.operations.Finish(operation, cancelled);
+        return absl::OkStatus();
+      }
+      return absl::FailedPreconditionError(
+          absl::StrCat(name, ": the version is being put in place, it cannot be stopped any more"));
     case OperationKind::kVerify:
       if (const auto it = impl.verifies.find(operation); it != impl.verifies.end()) {
         it->second->Cancel();
+        impl.verifies.erase(it);
       }
+      impl.operations.Finish(operation, cancelled);
+      return absl::OkStatus();
+    case OperationKind::kDelete:
+      return impl.CancelDelete(operation, cancelled);
+    case OperationKind::kGc:
+      if (const auto it = impl.gcs.find(operation); it != impl.gcs.end()) {
+        it->second.cancel->Cancel();
+      }
+      impl.operations.Finish(
+          operation,
+          absl::CancelledError(absl::StrCat(
+              name, ": cancelled (a version whose removal has begun goes all the same)")));
       return absl::OkStatus();
     case OperationKind::kUnload:
       for (auto& [key, record] : impl.versions) {
         if (record.unload == operation && record.phase == Phase::kDraining) {
           record.unload = 0;
-          impl.StopDrain(record);
+          impl.StopDrain(record, 0);
           impl.operations.Finish(operation, cancelled);
+          return absl::OkStatus();
+        }
+        const bool waits = std::ranges::any_of(record.waiters, [&](const auto& waiter) {
+          return waiter.operation == operation && !waiter.wants_load;
+        });
+        if (waits) {  // For a load to come to rest, whose worker may hang.
+          impl.operations.Finish(operation, cancelled);
+          impl.DropWaiters(operation, cancelled);
           return absl::OkStatus();
         }
       }

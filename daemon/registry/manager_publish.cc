@@ -54,11 +54,12 @@ uint64_t TotalBytes(const std::vector<PublishFile>& files) {
 absl::StatusOr<PublishResult> StageAll(Publisher& publisher, Store& store,
                                        const PublishRequest& request,
                                        const std::vector<UniqueFd>& fds, bool replace_bad,
-                                       const StagedVersion::Progress& progress) {
+                                       CommitGate& gate, const StagedVersion::Progress& progress) {
   auto staged =
       publisher.Stage(request.model, request.version, request.files, request.requirements);
   if (!staged.ok()) return staged.status();
   (*staged)->OnProgress(progress);
+  (*staged)->BeforeRename([&gate] { return gate.Pass(); });
   for (size_t i = 0; i < fds.size(); ++i) {
     if (auto status = (*staged)->AddFile(request.files[i], fds[i], progress); !status.ok()) {
       return status;
@@ -153,6 +154,7 @@ void ModelManager::Impl::StartStaging(OperationId operation) {
   deps.loop.CancelTimer(upload.timer);
   auto cancel = std::make_shared<CancelToken>();
   publishes[operation] = {upload.request, cancel};
+  const auto gate = publishes[operation].gate;
   const bool replace_bad = KnownBad({upload.request.model, upload.request.version});
   const uint64_t total = TotalBytes(upload.request.files);
   operations.Update(operation, [&](OperationSnapshot& snapshot) {
@@ -161,10 +163,10 @@ void ModelManager::Impl::StartStaging(OperationId operation) {
   });
   auto fds = std::make_shared<std::vector<UniqueFd>>(std::move(upload.fds));
   OnLongPool(
-      [this, operation, request = upload.request, fds, replace_bad, cancel] {
+      [this, operation, request = upload.request, fds, replace_bad, cancel, gate] {
         absl::Duration told = absl::ZeroDuration();
-        auto result =
-            StageAll(deps.publisher, deps.store, request, *fds, replace_bad, [&](uint64_t bytes) {
+        auto result = StageAll(
+            deps.publisher, deps.store, request, *fds, replace_bad, *gate, [&](uint64_t bytes) {
               const absl::Duration now = deps.clock.Monotonic();
               if (now - told >= absl::Milliseconds(100)) {
                 told = now;
@@ -274,6 +276,11 @@ bool ModelManager::Impl::KnownBad(const VersionKey& key) const {
 }
 
 bool ModelManager::IsQuarantined(const VersionKey& key) const { return impl_->KnownBad(key); }
+
+std::shared_ptr<CommitGate> ModelManager::PublishGate(OperationId operation) const {
+  const auto it = impl_->publishes.find(operation);
+  return it == impl_->publishes.end() ? nullptr : it->second.gate;
+}
 
 bool ModelManager::IsOperationCancelled(OperationId operation) const {
   const auto it = impl_->publishes.find(operation);

@@ -289,7 +289,7 @@ void ModelManager::Impl::RestoreSwap(OperationId operation, const absl::Status& 
       if (record == nullptr) {
         OldIsBack(operation, key, NoSuchVersion(key));
       } else if (record->phase == Phase::kDraining) {
-        StopDrain(*record);
+        StopDrain(*record, operation);
         swap.draining.erase(key);
         OldIsBack(operation, key, absl::OkStatus());
       } else if (record->phase != Phase::kUnloading) {  // Else OldLeft goes on.

@@ -6,6 +6,7 @@
 #include "daemon/platform/errno_status.h"
 #include "daemon/registry/manager_impl.h"
 #include "daemon/registry/swap_policy.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -14,11 +15,10 @@ absl::StatusOr<OperationId> ModelManager::Verify(const VersionKey& key, uint32_t
   if (impl.stopping) return absl::UnavailableError("the daemon is stopping");
   const VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
-  for (const OperationSnapshot& running : impl.operations.List()) {
-    if (!running.finished_state() && running.kind == OperationKind::kVerify &&
-        running.model == key.model && running.version == key.version) {
-      return running.id;
-    }
+  if (record->deleting != 0) return Impl::DeletingError(*record);
+  for (const auto& [running, cancel] : impl.verifies) {
+    const OperationSnapshot* verify = impl.operations.Find(running);
+    if (verify->model == key.model && verify->version == key.version) return running;
   }
   const OperationId id =
       impl.operations.Begin(OperationKind::kVerify, key.model, key.version, "", by);
@@ -154,10 +154,12 @@ absl::StatusOr<ModelManager::RescanResult> ModelManager::Impl::TakeScan(ScanResu
     }
     return scan.status();
   }
+  FaultPoint("start.scanned");
   store_error.clear();
   scanned = true;
   const RescanResult applied = ApplyScan(*std::move(scan), access);
   Tell([&](Observer& observer) { observer.OnScan(applied.added, applied.invalid); });
+  ReviewDesired();
   return applied;
 }
 
@@ -273,6 +275,7 @@ void ModelManager::Impl::ApplyScannedVersion(const std::string& model,
   if (!added && !returned) return;
   record.created = version.created;
   Changed(record);
+  if (restoring.contains(key)) LoadFromBefore(key);
   // A label may have been waiting for it since the start.
   if (scanned && record.phase == Phase::kStaged && !LabelsOf(key).empty()) {
     EnsureReady(key, {0, [this](const absl::Status&) { UpdateReady(); }});

@@ -1,9 +1,11 @@
 // Draining and freeing: from READY back to STAGED.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/registry/manager_impl.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -14,7 +16,9 @@ void ModelManager::Impl::ReviewKeeping(VersionRecord& record) {
     deps.loop.CancelTimer(std::exchange(record.keep_timer, 0));
     return;
   }
-  const absl::Duration keep = PolicyOf(record.key.model).keep_previous;
+  absl::Duration keep = PolicyOf(record.key.model).keep_previous;
+  // Who had it before the restart may be on the way back.
+  if (record.from_before) keep = std::max(keep, grace_ends - deps.clock.Monotonic());
   record.keep_timer = deps.loop.PostDelayed(keep, [this, key = record.key] {
     VersionRecord* found = Find(key);
     if (found == nullptr) return;
@@ -37,6 +41,7 @@ void ModelManager::Impl::BeginDrain(VersionRecord& record, OperationId unload) {
   record.drain_started = deps.clock.Monotonic();
   record.drain_deadline_hit = false;
   const VersionKey key = record.key;
+  FaultPoint("drain.begun");
   Tell([&](Observer& observer) { observer.OnDraining(key); });
   const EffectivePolicy& policy = PolicyOf(key.model);
   SetDrainDeadline(record, policy.drain_timeout, policy.on_drain_deadline == "release");
@@ -65,7 +70,7 @@ void ModelManager::Impl::SetDrainDeadline(VersionRecord& record, absl::Duration 
   });
 }
 
-void ModelManager::Impl::StopDrain(VersionRecord& record) {
+void ModelManager::Impl::StopDrain(VersionRecord& record, OperationId by) {
   if (record.drain_timer != 0) deps.loop.CancelTimer(std::exchange(record.drain_timer, 0));
   const OperationId unload = std::exchange(record.unload, 0);
   record.leaves_for = 0;
@@ -73,8 +78,9 @@ void ModelManager::Impl::StopDrain(VersionRecord& record) {
   record.last_used = deps.clock.Wall();
   ReviewKeeping(record);
   if (unload != 0) {
-    operations.Finish(unload, absl::AbortedError(absl::StrCat(
-                                  record.key.ToString(), ": wanted again before it was unloaded")));
+    operations.Finish(unload, SupersededBy(absl::StrCat(record.key.ToString(),
+                                                        ": wanted again before it was unloaded"),
+                                           by));
     RetryPendingAcquires(record.key.model);
   }
 }
@@ -102,6 +108,7 @@ void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
     ReviewStale(key.model);
   }
   record.freeing = Regions(*record.resident);
+  FaultPoint("drain.freeing");
   Tell([&](Observer& observer) { observer.OnDrained(key, drained, deadline); });
   const absl::Duration started = deps.clock.Monotonic();
   if (record.reload != nullptr) {
@@ -125,6 +132,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       record->on_disk ? HealthState{} : HealthState{Health::kDegraded, HealthReason::kSourceGone},
       HealthCause::kFree);
   SetResidency(*record, HostTier::kNone);
+  FaultPoint("drain.freed");
   record->progress = {};
   record->freeing.clear();
   Move(*record, Phase::kStaged);
@@ -145,6 +153,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       AskForRoom(*record);
     }
   }
+  if (deletes.contains(key)) RemoveFromDisk(key);
   LookForRoom();
   ForgetIfGone(key);
 }
@@ -180,15 +189,12 @@ absl::StatusOr<OperationId> ModelManager::Unload(const VersionKey& key,
     if (waiter.wants_load) continue;
     const OperationId running = waiter.operation;
     impl.CancelLoad(*record);
-    impl.TellLoadWaiters(
-        *record, absl::AbortedError(
-                     absl::StrCat(key.ToString(), ": superseded by op-", running, " (unload)")));
+    impl.TellLoadWaiters(*record, SupersededBy(key.ToString(), running));
     return running;
   }
   const OperationId id =
       impl.operations.Begin(OperationKind::kUnload, key.model, key.version, "", by);
-  const absl::Status why =
-      absl::AbortedError(absl::StrCat(key.ToString(), ": superseded by op-", id, " (unload)"));
+  const absl::Status why = SupersededBy(key.ToString(), id);
   if (record->reload != nullptr) {
     impl.CancelLoad(*record);
     impl.TellWaiters(*record, why);

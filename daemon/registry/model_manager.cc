@@ -10,7 +10,6 @@
 namespace modelhost {
 namespace {
 
-constexpr size_t kEventsPerModel = 64;
 constexpr size_t kNearNames = 64;  // On each side of a wrong one.
 
 }  // namespace
@@ -19,9 +18,16 @@ ModelManager::Impl::Impl(Deps deps_in, ManagerOptions options_in, LabelFile labe
     : deps(deps_in),
       options(std::move(options_in)),
       labels(std::move(labels_in)),
-      operations(deps_in.clock, [this](const OperationSnapshot& operation) {
-        Tell([&](Observer& observer) { observer.OnOperation(operation); });
-      }) {}
+      operations(deps_in.clock,
+                 [this](const OperationSnapshot& operation) {
+                   NoteOperation(operation);
+                   JournalOperation(operation);
+                   Tell([&](Observer& observer) { observer.OnOperation(operation); });
+                   DesiredOperation(operation);
+                 }),
+      journal(deps_in.os, deps_in.state_dir) {
+  RestoreOperations();
+}
 
 ModelManager::ModelManager(Deps deps, ManagerOptions options, LabelFile labels)
     : impl_(std::make_unique<Impl>(deps, std::move(options), std::move(labels))) {}
@@ -33,6 +39,7 @@ void ModelManager::AddObserver(Observer* observer) { impl_->observers.push_back(
 void ModelManager::Start() {
   impl_->deps.loop.Post([impl = impl_.get()] {
     impl->started_wall = impl->deps.clock.Wall();
+    impl->TellRestored();
     for (const auto& [name, policy] : impl->options.model_policies) impl->Book(name);
     impl->ScanAgain([impl](const absl::StatusOr<RescanResult>&) {
       // What the labels name was READY when they were written: load it again, then announce it.
@@ -42,6 +49,7 @@ void ModelManager::Start() {
         impl->Book(key.model);
         impl->EnsureReady(key, {0, [impl](const absl::Status&) { impl->UpdateReady(); }});
       }
+      impl->LoadRestored();
       impl->UpdateReady();
     });
     impl->ScheduleHealthCheck();
@@ -59,6 +67,12 @@ void ModelManager::Stop(Task done) {
 void ModelManager::Impl::CancelWork() {
   if (std::exchange(stopping, true)) return;
   if (health_timer != 0) deps.loop.CancelTimer(health_timer);
+  if (journal_timer != 0) {  // One more try, so that the ends of what ends now stand in it.
+    deps.loop.CancelTimer(std::exchange(journal_timer, 0));
+    FlushJournal();
+  }
+  StopDesired();
+  if (restore_timer != 0) deps.loop.CancelTimer(restore_timer);
   const absl::Status why =
       absl::UnavailableError("the daemon is stopping (connect again when it is back)");
   while (!pending_acquires.empty()) TakePending(pending_acquires.begin()->first).done(why);
@@ -67,11 +81,13 @@ void ModelManager::Impl::CancelWork() {
   for (auto& [key, record] : versions) {
     if (record.cancel != nullptr) record.cancel->Cancel();
     if (record.reload != nullptr) record.reload->Cancel();
+    StopRetrying(record);
     // A load that runs tells its waiters when it has come to rest; the others have none to do so.
     if (record.cancel == nullptr && record.reload == nullptr) TellWaiters(record, why);
   }
   for (auto& [id, publish] : publishes) publish.cancel->Cancel();
   for (auto& [id, cancel] : verifies) cancel->Cancel();
+  for (auto& [id, gc] : gcs) gc.cancel->Cancel();
   if (look != nullptr) look->Cancel();
   UpdateReady();
 }
@@ -91,13 +107,6 @@ void ModelManager::Impl::MaybeStopped() {
 
 void ModelManager::Impl::Tell(const std::function<void(Observer&)>& what) {
   for (Observer* observer : observers) what(*observer);
-}
-
-void ModelManager::Impl::Note(const VersionKey& key, const std::string& what,
-                              const std::string& detail) {
-  auto& events = Book(key.model).events;
-  events.push_back({deps.clock.Wall(), what, key.model, key.version, detail});
-  if (events.size() > kEventsPerModel) events.pop_front();
 }
 
 ModelBook& ModelManager::Impl::Book(const std::string& model) {
@@ -211,6 +220,7 @@ ModelSnapshot ModelManager::Impl::SnapshotModel(const std::string& name,
 void ModelManager::Impl::Changed(const VersionRecord& record) {
   const VersionSnapshot snapshot = Snapshot(record);
   Tell([&](Observer& observer) { observer.OnVersion(snapshot); });
+  ReviewDesired();
 }
 
 std::vector<std::string> ModelManager::Impl::NotReadyReasons() const {
@@ -330,6 +340,9 @@ StatusSnapshot ModelManager::Status() const {
   status.leases = impl.leases.leases().size();
   status.models = impl.models.size();
   status.invalid_transitions = impl.invalid_transitions;
+  status.journal_error = std::string(impl.journal_status.message());
+  status.restart = impl.SnapshotRestart();
+  status.desired = impl.SnapshotDesired();
   return status;
 }
 
@@ -360,12 +373,6 @@ std::vector<Session> ModelManager::Sessions() const {
   std::vector<Session> list;
   for (const auto& [id, session] : impl_->leases.sessions()) list.push_back(session);
   return list;
-}
-
-std::vector<EventRecord> ModelManager::Events(const std::string& model) const {
-  const auto it = impl_->models.find(model);
-  if (it == impl_->models.end()) return {};
-  return {it->second.events.begin(), it->second.events.end()};
 }
 
 }  // namespace modelhost

@@ -33,9 +33,12 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/loader.h"
 #include "daemon/region/memory_budget.h"
+#include "daemon/registry/commit_gate.h"
 #include "daemon/registry/events.h"
+#include "daemon/registry/gc_policy.h"
 #include "daemon/registry/ids.h"
 #include "daemon/registry/lease_table.h"
+#include "daemon/registry/retry_policy.h"
 #include "daemon/registry/snapshots.h"
 #include "daemon/store/labels.h"
 #include "daemon/store/publish.h"
@@ -70,6 +73,7 @@ struct SwapRequest {
   std::optional<uint64_t> if_current;     // 0: the label must not be set.
   std::string strategy = "availability";  // "availability", "resource", "auto".
   bool allow_downtime = false;
+  std::string trigger = kTriggerApi;  // Of the operation.
 };
 
 struct SwapPlanRow {
@@ -112,6 +116,32 @@ struct PublishRequest {
   std::map<std::string, std::string> requirements = {};
 };
 
+struct DeletePlan {
+  VersionKey key;
+  DiskUse use;
+  std::vector<std::string> warnings;  // What will not work any more without it.
+};
+
+struct GarbageItem {
+  std::string kind;  // "version", "staging", "computed_manifest", "verified_record".
+  VersionKey key;    // Of a version.
+  std::string name;  // Of anything else.
+  uint64_t bytes = 0;
+  std::string reason;
+};
+struct GarbagePlan {
+  std::vector<GarbageItem> items;
+  uint64_t bytes = 0;
+  uint64_t freed_bytes = 0;
+};
+
+// Events after a point, oldest first.
+struct EventPage {
+  std::vector<EventRecord> events;
+  uint64_t lost = 0;  // Before the first of them, and not kept any more.
+  uint64_t next = 0;  // The sequence to go on after.
+};
+
 // The role of a file in the manifest, by its name; for people. What a file really is decides its
 // content, at load. Pure.
 bool LooksLikeWeights(const std::string& path);
@@ -125,7 +155,13 @@ struct ManagerOptions {
   absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   absl::Duration health_interval = absl::Seconds(2);
   std::string file_protection = "file_mode";
-  uint32_t own_uid = 0;  // For per-model read_groups.
+  uint32_t own_uid = 0;  // For per-model read_groups, and of what the daemon does by itself.
+  RetryPolicy retry;     // Of loads.
+  // After a start: what the last daemon had resident is kept this long for clients to come back.
+  absl::Duration restart_grace = absl::Seconds(30);
+  // The desired state file: read this often though nothing tells of a change, and for how long.
+  absl::Duration desired_poll = absl::Seconds(10);
+  absl::Duration desired_read_limit = absl::Seconds(30);
 };
 
 class ModelManager {
@@ -146,8 +182,11 @@ class ModelManager {
     const UniqueFd& state_dir;
     const AccessPolicy& access;
     Machine& machine;
+    Parking* parking = nullptr;  // Null, as the next: without an fd store.
+    RestoredMemory* restored = nullptr;
   };
 
+  // Reads what operations.jsonl in `state_dir` has: blocks.
   ModelManager(Deps deps, ManagerOptions options, LabelFile labels);
   ~ModelManager();
 
@@ -240,6 +279,17 @@ class ModelManager {
   // SUSPECT), so that a publish of the same digest may replace them.
   bool IsQuarantined(const VersionKey& key) const;
   bool IsOperationCancelled(OperationId operation) const;
+  // What a streamed publish passes before its first rename; null when it was cancelled.
+  std::shared_ptr<CommitGate> PublishGate(OperationId operation) const;
+
+  // Removes a version from the store. FAILED_PRECONDITION with a label, a lease, or work under way
+  // on it; idle and READY, it is unloaded first.
+  absl::StatusOr<OperationId> Delete(const VersionKey& key, uint32_t by);
+  void PlanDelete(const VersionKey& key, std::function<void(absl::StatusOr<DeletePlan>)> done);
+  // Removes what keep_on_disk does not keep, of one model or (empty) of all, and what crashes and
+  // removed versions have left.
+  absl::StatusOr<OperationId> CollectGarbage(const std::string& model, uint32_t by);
+  void PlanGarbage(const std::string& model, std::function<void(absl::StatusOr<GarbagePlan>)> done);
 
   // The version must be READY and not SUSPECT. `if_current` as in SwapRequest. `done` runs when the
   // label is durable.
@@ -268,9 +318,17 @@ class ModelManager {
   // be served any more is not granted and gets no label; leases on it go on.
   void ReviewServed();
 
+  // Follows a desired state file from now on (desired_file.h); empty: none any more. Labels that it
+  // names are brought there by swaps of the daemon's own, and back when somebody moves them; a file
+  // that is missing or broken changes nothing. The same file again is read again. Also before
+  // Start.
+  void FollowDesired(const std::string& file);
+  // A hint that the file may have changed.
+  void LookAtDesired();
+
   absl::StatusOr<OperationSnapshot> GetOperation(OperationId operation) const;
   std::vector<OperationSnapshot> ListOperations()
-      const;  // Newest first; finished ones for an hour.
+      const;  // Newest first; finished ones for a day, also of earlier epochs.
   // FAILED_PRECONDITION when it is over; what cannot be undone (a flip under way) goes on.
   absl::Status CancelOperation(OperationId operation);
   // Calls `on_change` with the present state and at every later change, until it is finished or
@@ -293,6 +351,9 @@ class ModelManager {
   std::vector<Session> Sessions() const;
   std::vector<EventRecord> Events(
       const std::string& model) const;  // Oldest first; the last 64 of it.
+  // Of all models, or of one: at most `most` events after `sequence`, or not before `since`.
+  EventPage EventsAfter(uint64_t sequence, size_t most) const;
+  uint64_t SequenceAt(absl::Time since) const;  // The last one before it.
 
  private:
   struct Impl;

@@ -320,7 +320,9 @@ TEST_F(ManagerFaultsTest, ALoadThatCanNeverFitEvictsNobody) {
 }
 
 TEST_F(ManagerFaultsTest, AShortageThatIsNotTheBudgetsEvictsNobody) {
-  Boot();
+  ManagerOptions options;
+  options.retry.most = 0;
+  Boot(options);
   ASSERT_TRUE(Load(1).status.ok());
   os_->FailFrom("ListDir", 1, EMFILE);
   EXPECT_FALSE(Load(2).status.ok());
@@ -441,6 +443,19 @@ TEST_F(ManagerFaultsTest, AConnectionCannotWaitForEverything) {
     EXPECT_TRUE(refused.ok());
     manager_->EndSession(next, "closed");
   });
+}
+
+TEST_F(ManagerFaultsTest, LoadsKnowHowManyClientsTheyCouldDisturb) {
+  Boot();
+  const auto clients = [&] { return OnLoop([&] { return loader_->clients(); }); };
+  EXPECT_EQ(clients(), 0U);
+  const SessionId first = NewSession();
+  const SessionId second = NewSession();
+  EXPECT_EQ(clients(), 2U);
+  OnLoop([&] { manager_->EndSession(first, "closed"); });
+  EXPECT_EQ(clients(), 1U);
+  OnLoop([&] { manager_->EndSession(second, "closed"); });
+  EXPECT_EQ(clients(), 0U);
 }
 
 }  // namespace

@@ -95,6 +95,7 @@ class ManagerTest : public ::testing::Test {
     loader_ =
         std::make_unique<Loader>(*os_, clock_, *store_, *verified_, *chunks_, regions_, *host_,
                                  *memlock_, indexer_, index_, machine_, loader_options);
+    UseFdStore(labels.epoch);
     pool_ = std::make_unique<ThreadPool>("load", load_threads_);
     short_work_ = std::make_unique<ThreadPool>("work", 2);
     std::vector<std::string> unknown;
@@ -107,7 +108,7 @@ class ManagerTest : public ::testing::Test {
     manager_ = std::make_unique<ModelManager>(
         ModelManager::Deps{*os_, clock_, *loop_, *pool_, *short_work_, *store_, *publisher_,
                            *loader_, *verified_, *host_, *memlock_, *page_, state_dir_, *access_,
-                           machine_},
+                           machine_, parking_.get(), restored_.get()},
         options, labels);
     manager_->AddObserver(observer_.get());
     absl::Notification running;  // Until the loop runs, this thread counts as it.
@@ -130,8 +131,13 @@ class ManagerTest : public ::testing::Test {
     pool_.reset();
     short_work_.reset();
     loader_.reset();
+    parking_.reset();
+    restored_.reset();
     chunks_.reset();
   }
+
+  // With an fd store: makes parking_ and restored_, and gives them to the loader.
+  virtual void UseFdStore(uint64_t /*epoch*/) {}
 
   void Reboot() {
     Shutdown();
@@ -266,6 +272,8 @@ class ManagerTest : public ::testing::Test {
   SmallIndex index_;
   FixedMachine machine_;
   std::unique_ptr<ThreadPool> chunks_;
+  std::unique_ptr<Parking> parking_;
+  std::unique_ptr<RestoredMemory> restored_;
   std::unique_ptr<Loader> loader_;
   int load_threads_ = 3;
   std::unique_ptr<ThreadPool> pool_;

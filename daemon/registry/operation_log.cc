@@ -1,10 +1,30 @@
 #include "daemon/registry/operation_log.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 
 namespace modelhost {
+namespace {
+
+constexpr absl::string_view kSuccessorPayload = "modelhost/successor";
+
+}  // namespace
+
+absl::Status SupersededBy(absl::string_view what, OperationId by) {
+  absl::Status status = absl::AbortedError(absl::StrCat(what, ": superseded by op-", by));
+  if (by == 0) return absl::AbortedError(absl::StrCat(what, ": superseded by the daemon itself"));
+  status.SetPayload(kSuccessorPayload, absl::Cord(absl::StrCat(by)));
+  return status;
+}
+
+OperationId SuccessorOf(const absl::Status& status) {
+  const auto payload = status.GetPayload(kSuccessorPayload);
+  OperationId id = 0;
+  return payload.has_value() && absl::SimpleAtoi(std::string(*payload), &id) ? id : 0;
+}
 
 absl::string_view OperationKindName(OperationKind kind) {
   switch (kind) {
@@ -20,6 +40,10 @@ absl::string_view OperationKindName(OperationKind kind) {
       return "verify";
     case OperationKind::kPublish:
       return "publish";
+    case OperationKind::kDelete:
+      return "delete";
+    case OperationKind::kGc:
+      return "gc";
   }
   return "unknown";
 }
@@ -36,8 +60,38 @@ absl::string_view OperationStateName(OperationState state) {
       return "FAILED";
     case OperationState::kCancelled:
       return "CANCELLED";
+    case OperationState::kAborted:
+      return "ABORTED";
   }
   return "UNKNOWN";
+}
+
+std::optional<OperationKind> OperationKindOf(absl::string_view name) {
+  for (const OperationKind kind :
+       {OperationKind::kLoad, OperationKind::kUnload, OperationKind::kSwap,
+        OperationKind::kRollback, OperationKind::kVerify, OperationKind::kPublish,
+        OperationKind::kDelete, OperationKind::kGc}) {
+    if (OperationKindName(kind) == name) return kind;
+  }
+  return std::nullopt;
+}
+
+std::optional<OperationState> OperationStateOf(absl::string_view name) {
+  for (const OperationState state :
+       {OperationState::kQueued, OperationState::kRunning, OperationState::kSucceeded,
+        OperationState::kFailed, OperationState::kCancelled, OperationState::kAborted}) {
+    if (OperationStateName(state) == name) return state;
+  }
+  return std::nullopt;
+}
+
+void OperationLog::Restore(std::vector<OperationSnapshot> operations, OperationId next_id) {
+  next_id_ = std::max(next_id_, next_id);
+  for (OperationSnapshot& operation : operations) {
+    const OperationId id = operation.id;
+    next_id_ = std::max(next_id_, id + 1);
+    operations_[id] = std::move(operation);
+  }
 }
 
 OperationId OperationLog::Begin(OperationKind kind, const std::string& model, uint64_t version,
@@ -83,11 +137,12 @@ void OperationLog::Finish(OperationId id, const absl::Status& status) {
     operation.finished = clock_.Wall();
     operation.phase = "done";
     operation.message.clear();
-    operation.state = status.ok() ? OperationState::kSucceeded
-                      : status.code() == absl::StatusCode::kCancelled ||
-                              status.code() == absl::StatusCode::kAborted
-                          ? OperationState::kCancelled
-                          : OperationState::kFailed;
+    operation.next_try = absl::Time();
+    operation.successor = SuccessorOf(status);
+    operation.state = status.ok()                 ? OperationState::kSucceeded
+                      : absl::IsCancelled(status) ? OperationState::kCancelled
+                      : absl::IsAborted(status)   ? OperationState::kAborted
+                                                  : OperationState::kFailed;
   });
 }
 
@@ -125,7 +180,7 @@ void OperationLog::Tell(const OperationSnapshot& operation) {
 void OperationLog::Prune() {
   size_t finished = 0;
   for (const auto& [id, operation] : operations_) finished += operation.finished_state() ? 1 : 0;
-  const absl::Time old = clock_.Wall() - absl::Hours(1);
+  const absl::Time old = clock_.Wall() - kKept;
   for (auto it = operations_.begin(); it != operations_.end();) {
     const bool drop =
         it->second.finished_state() && (finished > kMostFinished || it->second.finished < old);

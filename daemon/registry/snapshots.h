@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "daemon/region/resident_version.h"
+#include "daemon/registry/desired_plan.h"
 #include "daemon/registry/ids.h"
 #include "daemon/registry/lease_table.h"
 #include "daemon/registry/version_state.h"
@@ -50,6 +51,46 @@ struct ModelSnapshot {
   std::vector<VersionSnapshot> versions;  // By number; invalid entries last.
 };
 
+// What came of the memory that the last daemon left in the fd store.
+struct RestartSnapshot {
+  bool fd_store = false;           // There is one.
+  uint64_t parked = 0;             // Descriptors in it now.
+  uint64_t received = 0;           // That came back at the start.
+  uint64_t foreign = 0;            // Of these, that were none of ours.
+  uint64_t restored_versions = 0;  // READY without a read from disk.
+  uint64_t restored_bytes = 0;
+  uint64_t reread_versions = 0;  // Were resident, and (partly) had to be read again.
+  uint64_t failed_versions = 0;  // Were resident, and are not.
+  std::string problem;           // Why what came back was not taken.
+};
+// What became of a version that was resident before the restart.
+enum class RestoreOutcome : uint8_t { kSuccess, kReread, kFailed };
+absl::string_view RestoreOutcomeName(RestoreOutcome outcome);
+
+// The desired state file, and how the labels that it names stand.
+struct DesiredSnapshot {
+  std::string file;
+  DesiredFileState state = DesiredFileState::kOff;
+  std::string error;                                 // In kMissing and kBroken.
+  absl::Time last_read = absl::InfinitePast();       // Of a good file.
+  absl::Time last_converged = absl::InfinitePast();  // When all came to be in sync.
+  uint64_t in_sync = 0;
+  uint64_t pending = 0;
+  uint64_t failed = 0;
+  uint64_t drifting = 0;         // Of those that are not in sync.
+  std::vector<DesiredRow> rows;  // By model and label; those of the last good file.
+};
+
+// One look at the file.
+struct DesiredFileReport {
+  std::string file;
+  DesiredFileState state = DesiredFileState::kOff;
+  std::string error;
+  uint64_t wanted = 0;             // Labels.
+  bool changed = false;            // It says something else than before.
+  std::vector<std::string> watch;  // Directories to watch for the next change; empty: no news.
+};
+
 struct StatusSnapshot {
   uint64_t epoch = 0;
   absl::Time started;
@@ -70,12 +111,36 @@ struct StatusSnapshot {
   uint64_t leases = 0;
   uint64_t models = 0;
   uint64_t invalid_transitions = 0;
+  std::string journal_error;  // Of the last write of operations.jsonl; empty when it went well.
+  RestartSnapshot restart;
+  DesiredSnapshot desired;
 };
 
-enum class OperationKind : uint8_t { kLoad, kUnload, kSwap, kRollback, kVerify, kPublish };
-enum class OperationState : uint8_t { kQueued, kRunning, kSucceeded, kFailed, kCancelled };
-absl::string_view OperationKindName(OperationKind kind);
-absl::string_view OperationStateName(OperationState state);
+enum class OperationKind : uint8_t {
+  kLoad,
+  kUnload,
+  kSwap,
+  kRollback,
+  kVerify,
+  kPublish,
+  kDelete,
+  kGc,
+};
+// Who asked for an operation: a caller, or the desired state file.
+inline constexpr char kTriggerApi[] = "api";
+inline constexpr char kTriggerDesired[] = "desired";
+// ABORTED is not the asker's doing: a newer operation took its place (its `successor`), or the
+// daemon ended.
+enum class OperationState : uint8_t {
+  kQueued,
+  kRunning,
+  kSucceeded,
+  kFailed,
+  kCancelled,
+  kAborted,
+};
+absl::string_view OperationKindName(OperationKind kind);     // "load"
+absl::string_view OperationStateName(OperationState state);  // "RUNNING"
 
 struct LabelChange {
   std::string model;
@@ -97,6 +162,8 @@ struct OperationResult {
   std::string digest;                // publish
   uint64_t bytes = 0;                // publish, load, verify
   uint64_t linked_bytes = 0;         // publish
+  uint64_t removed = 0;              // delete, gc: versions that are gone.
+  uint64_t freed_bytes = 0;          // delete, gc: on disk; a file that has other names frees none.
 };
 
 struct OperationSnapshot {
@@ -107,6 +174,7 @@ struct OperationSnapshot {
   uint64_t version = 0;
   std::string label;
   uint32_t requested_by_uid = 0;
+  std::string trigger = kTriggerApi;
   absl::Time started;
   absl::Time finished;
   uint64_t sequence = 0;  // +1 at every change of this operation.
@@ -114,7 +182,10 @@ struct OperationSnapshot {
   uint64_t bytes_done = 0;
   uint64_t bytes_total = 0;
   std::string message;
-  absl::Status status;  // When finished.
+  absl::Status status;        // When finished.
+  OperationId successor = 0;  // Of an ABORTED one: what took its place; 0: nothing did.
+  uint32_t attempts = 0;      // Failed so far, while it tries again.
+  absl::Time next_try;        // Set while it waits for that.
   OperationResult result;
   bool finished_state() const { return state >= OperationState::kSucceeded; }
 };
@@ -126,6 +197,7 @@ struct EventRecord {
   std::string model;
   uint64_t version = 0;
   std::string detail;
+  uint64_t sequence = 0;  // From 1 in each epoch, of all models together.
 };
 
 }  // namespace modelhost

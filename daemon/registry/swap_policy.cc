@@ -5,6 +5,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/registry/retry_policy.h"
 
 namespace modelhost {
 namespace {
@@ -29,7 +30,8 @@ size_t EditDistance(const std::string& a, const std::string& b) {
 LoadFailure ClassifyLoadFailure(const absl::Status& status, int sys_errno) {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
-      return LoadFailure::kNoRoom;
+      // Descriptors or memory of the kernel's are no pool of ours.
+      return IsTransient(status, sys_errno) ? LoadFailure::kTransient : LoadFailure::kNoRoom;
     case absl::StatusCode::kCancelled:
     case absl::StatusCode::kAborted:
       return LoadFailure::kCancelled;

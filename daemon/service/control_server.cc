@@ -37,7 +37,7 @@ ControlServer::ControlServer(Deps deps, ServerInfo info, Interceptors intercepto
       connections_(deps.clock, TableLimits(most_connections_of_uid)),
       calls_(deps.loop, deps.clock, call_options),
       service_({deps.manager, deps.loop, deps.clock, deps.access, deps.publisher, connections_,
-                calls_, deps.watcher, info_}),
+                calls_, deps.watcher, deps.config, info_}),
       interceptors_(std::move(interceptors)) {}
 
 ControlServer::~ControlServer() { Shutdown(absl::ZeroDuration()); }

@@ -21,6 +21,7 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/service/call_guard.h"
+#include "daemon/service/config_control.h"
 #include "daemon/service/connection_table.h"
 #include "daemon/service/control_service.h"
 #include "daemon/service/health_reporter.h"
@@ -41,6 +42,7 @@ class ControlServer {
     Publisher& publisher;
     HealthReporter& health;
     ModelWatcher& watcher;
+    ConfigControl& config;
   };
   using Interceptors =
       std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>;

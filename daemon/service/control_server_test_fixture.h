@@ -43,6 +43,15 @@ class Refusals : public Observer {
   std::vector<std::string> seen;  // Control thread.
 };
 
+// A configuration that says what the test tells it to.
+class ScriptedConfig : public ConfigControl {
+ public:
+  ConfigView Effective() const override { return view; }
+  void Reload(ReloadDone done) override { done(report); }
+  ConfigView view;  // Control thread, both.
+  absl::StatusOr<ReloadReport> report = ReloadReport{};
+};
+
 class ControlServerTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -83,7 +92,8 @@ class ControlServerTest : public ::testing::Test {
     info.read_groups = {"readers"};
     info.admin_groups = {"operators"};
     server_ = std::make_unique<ControlServer>(
-        ControlServer::Deps{*manager_, *loop_, clock_, *access_, *publisher_, health_, watcher_},
+        ControlServer::Deps{*manager_, *loop_, clock_, *access_, *publisher_, health_, watcher_,
+                            config_},
         info, ControlServer::Interceptors{}, call_options_);
     ASSERT_TRUE(server_->Start().ok());
     listener_.emplace(*UnixListener::Bind(SocketPath(), SocketType::kStream, 0600));
@@ -245,6 +255,7 @@ class ControlServerTest : public ::testing::Test {
   std::unique_ptr<ThreadPool> pool_;
   HealthReporter health_;
   ModelWatcher watcher_;
+  ScriptedConfig config_;
   Refusals refusals_;
   std::unique_ptr<ModelManager> manager_;
   std::unique_ptr<ControlServer> server_;

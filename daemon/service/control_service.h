@@ -30,6 +30,7 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/service/call_guard.h"
+#include "daemon/service/config_control.h"
 #include "daemon/service/connection_table.h"
 #include "daemon/service/grpc_status.h"
 #include "daemon/service/model_watcher.h"
@@ -68,6 +69,7 @@ class ControlService final : public v1::Control::Service {
     const ConnectionTable& connections;
     CallGuard& calls;
     ModelWatcher& watcher;
+    ConfigControl& config;
     const ServerInfo& info;
   };
   explicit ControlService(Deps deps) : deps_(deps) {}
@@ -105,7 +107,12 @@ class ControlService final : public v1::Control::Service {
   grpc::Status ListLeases(grpc::ServerContext* context, const v1::ListLeasesRequest* request,
                           v1::ListLeasesResponse* response) override;
 
+  grpc::Status GetConfig(grpc::ServerContext* context, const v1::GetConfigRequest* request,
+                         v1::Config* response) override;
+
   // control_service_verbs.cc
+  grpc::Status ReloadConfig(grpc::ServerContext* context, const v1::ReloadConfigRequest* request,
+                            v1::ReloadConfigResponse* response) override;
   grpc::Status Verify(grpc::ServerContext* context, const v1::VerifyRequest* request,
                       grpc::ServerWriter<v1::OperationEvent>* writer) override;
   grpc::Status Load(grpc::ServerContext* context, const v1::LoadRequest* request,
@@ -128,6 +135,21 @@ class ControlService final : public v1::Control::Service {
                                v1::Operation* response) override;
   grpc::Status EvictLease(grpc::ServerContext* context, const v1::EvictLeaseRequest* request,
                           v1::Lease* response) override;
+
+  // control_service_remove.cc
+  grpc::Status DeleteVersion(grpc::ServerContext* context, const v1::DeleteVersionRequest* request,
+                             grpc::ServerWriter<v1::OperationEvent>* writer) override;
+  grpc::Status PlanDelete(grpc::ServerContext* context, const v1::DeleteVersionRequest* request,
+                          v1::DeletePlan* response) override;
+  grpc::Status CollectGarbage(grpc::ServerContext* context,
+                              const v1::CollectGarbageRequest* request,
+                              grpc::ServerWriter<v1::OperationEvent>* writer) override;
+  grpc::Status PlanGarbage(grpc::ServerContext* context, const v1::CollectGarbageRequest* request,
+                           v1::GarbagePlan* response) override;
+
+  // control_service_events.cc
+  grpc::Status WatchEvents(grpc::ServerContext* context, const v1::WatchEventsRequest* request,
+                           grpc::ServerWriter<v1::Event>* writer) override;
 
   // control_service_publish.cc
   grpc::Status Publish(grpc::ServerContext* context, grpc::ServerReader<v1::PublishRequest>* reader,

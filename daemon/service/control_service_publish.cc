@@ -224,13 +224,14 @@ absl::StatusOr<PublishResult> ControlService::ReceiveFiles(
   // The commit syncs and may take long; from here the caller's silence is no fault.
   guard->Disarm();
   const VersionKey key{request.model, request.version};
-  bool cancelled = false;
+  std::shared_ptr<CommitGate> gate;
   const bool replace_bad = RunAndWait(deps_.loop, [&] {
-    cancelled = deps_.manager.IsOperationCancelled(operation);
+    gate = deps_.manager.PublishGate(operation);
     deps_.manager.ReportPublishProgress(operation, cursor.bytes_done());
     return deps_.manager.IsQuarantined(key);
   });
-  if (cancelled) return absl::CancelledError("publish: cancelled");
+  if (gate == nullptr) return absl::CancelledError("publish: cancelled");
+  (*staged)->BeforeRename([gate] { return gate->Pass(); });
   return (*staged)->Commit(LooksLikeWeights, replace_bad);
 }
 

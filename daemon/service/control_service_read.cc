@@ -3,6 +3,7 @@
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "daemon/service/control_service.h"
 #include "daemon/service/proto_convert.h"
 
@@ -29,10 +30,15 @@ bool MayReadOperation(const ModelManager& manager, const Peer& peer,
 grpc::Status ControlService::GetStatus(grpc::ServerContext* context,
                                        const v1::GetStatusRequest* /*request*/,
                                        v1::GetStatusResponse* response) {
-  if (const auto peer = Admit(*context, Right::kRead, "GetStatus"); !peer.ok()) {
-    return ToGrpcStatus(peer.status(), {{"verb", "GetStatus"}});
-  }
-  const StatusSnapshot status = RunAndWait(deps_.loop, [&] { return deps_.manager.Status(); });
+  const auto peer = Admit(*context, Right::kRead, "GetStatus");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), {{"verb", "GetStatus"}});
+  const StatusSnapshot status = RunAndWait(deps_.loop, [&] {
+    StatusSnapshot now = deps_.manager.Status();
+    std::erase_if(now.desired.rows, [&](const DesiredRow& row) {
+      return !deps_.manager.MayReadModel(*peer, row.model);
+    });
+    return now;
+  });
   ToProto(status, deps_.clock.Wall(), response);
   response->set_version(deps_.info.version);
   response->set_revision(deps_.info.revision);
@@ -259,6 +265,32 @@ grpc::Status ControlService::ListLeases(grpc::ServerContext* context,
     if (!request->model().empty() && lease.key.model != request->model()) continue;
     if (request->stale_only() && !lease.stale_for.has_value()) continue;
     *response->add_leases() = Describe(view, lease);
+  }
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::GetConfig(grpc::ServerContext* context,
+                                       const v1::GetConfigRequest* /*request*/,
+                                       v1::Config* response) {
+  const auto peer = Admit(*context, Right::kRead, "GetConfig");
+  if (!peer.ok()) return ToGrpcStatus(peer.status(), {{"verb", "GetConfig"}});
+  const ConfigView view = RunAndWait(deps_.loop, [&] {
+    ConfigView now = deps_.config.Effective();
+    // What is about one model is told to those who may read it.
+    std::erase_if(now.entries, [&](const ConfigEntry& entry) {
+      absl::string_view name = entry.key;
+      if (!absl::ConsumePrefix(&name, "models.")) return false;
+      return !deps_.manager.MayReadModel(*peer, std::string(name.substr(0, name.rfind('.'))));
+    });
+    return now;
+  });
+  response->set_file(SafeText(view.file));
+  for (const ConfigEntry& entry : view.entries) {
+    v1::ConfigEntry* added = response->add_entries();
+    added->set_key(SafeText(entry.key));
+    added->set_value(SafeText(entry.value));
+    added->set_source(SafeText(entry.source));
+    added->set_reloadable(entry.reloadable);
   }
   return grpc::Status::OK;
 }

@@ -1,10 +1,9 @@
 // The RPCs that change something.
 #include <algorithm>
 
-#include "absl/base/thread_annotations.h"
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
 #include "daemon/service/control_service.h"
+#include "daemon/service/control_service_await.h"
 #include "daemon/service/proto_convert.h"
 
 namespace modelhost {
@@ -48,41 +47,7 @@ absl::Status CheckSwap(const v1::SwapRequest& request) {
   return LabelOrDefault(request.label()).status();
 }
 
-// A result that comes later, from the control thread.
-template <typename T>
-class Later {
- public:
-  void Set(absl::StatusOr<T> value) {
-    absl::MutexLock lock(&mutex_);
-    value_.emplace(std::move(value));
-  }
-  std::optional<absl::StatusOr<T>> Wait(absl::Duration timeout) {
-    absl::MutexLock lock(&mutex_);
-    mutex_.AwaitWithTimeout(absl::Condition(this, &Later::HasValue), timeout);
-    return value_;
-  }
-
- private:
-  bool HasValue() const ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return value_.has_value(); }
-  absl::Mutex mutex_;
-  std::optional<absl::StatusOr<T>> value_ ABSL_GUARDED_BY(mutex_);
-};
-
 }  // namespace
-
-template <typename T>
-absl::StatusOr<T> ControlService::Await(
-    const grpc::ServerContext& context,
-    std::function<void(std::function<void(absl::StatusOr<T>)>)> start) {
-  auto later = std::make_shared<Later<T>>();
-  deps_.loop.Post([start = std::move(start), later] {
-    start([later](absl::StatusOr<T> value) { later->Set(std::move(value)); });
-  });
-  while (true) {
-    if (auto value = later->Wait(kStreamTick); value.has_value()) return *std::move(value);
-    if (auto status = StillWanted(context); !status.ok()) return status;
-  }
-}
 
 grpc::Status ControlService::Verify(grpc::ServerContext* context, const v1::VerifyRequest* request,
                                     grpc::ServerWriter<v1::OperationEvent>* writer) {
@@ -242,6 +207,28 @@ grpc::Status ControlService::Rescan(grpc::ServerContext* context,
   response->set_added(result->added);
   response->set_gone(result->gone);
   response->set_invalid(result->invalid);
+  return grpc::Status::OK;
+}
+
+grpc::Status ControlService::ReloadConfig(grpc::ServerContext* context,
+                                          const v1::ReloadConfigRequest* /*request*/,
+                                          v1::ReloadConfigResponse* response) {
+  const ErrorMetadata about = {{"verb", "ReloadConfig"}};
+  if (const auto peer = Admit(*context, Right::kCommand, "ReloadConfig"); !peer.ok()) {
+    return ToGrpcStatus(peer.status(), about);
+  }
+  const auto report = Await<ReloadReport>(
+      *context, [&config = deps_.config](auto done) { config.Reload(std::move(done)); });
+  if (!report.ok()) return ToGrpcStatus(report.status(), about);
+  response->set_file(SafeText(report->file));
+  response->set_store_error(SafeText(report->store_error));
+  for (const ConfigChange& change : report->changes) {
+    v1::ConfigChange* added = response->add_changes();
+    added->set_key(SafeText(change.key));
+    added->set_from(SafeText(change.from));
+    added->set_to(SafeText(change.to));
+    added->set_needs_restart(change.needs_restart);
+  }
   return grpc::Status::OK;
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/memory_budget.h"
+#include "daemon/registry/operation_log.h"
 #include "modelhost/v1/error_info.pb.h"
 
 namespace modelhost {
@@ -41,6 +42,13 @@ size_t SequenceLength(absl::string_view text) {
   return length;
 }
 
+// One that moves a terminal's cursor, or worse: C0, DEL, C1.
+bool IsControl(absl::string_view character) {
+  const auto first = static_cast<uint8_t>(character[0]);
+  if (character.size() == 1) return first < 0x20 || first == 0x7F;
+  return first == 0xC2 && static_cast<uint8_t>(character[1]) < 0xA0;
+}
+
 std::string ReasonOf(const absl::Status& status) {
   const auto payload = status.GetPayload(kReasonPayload);
   return payload.has_value() ? std::string(*payload) : absl::StatusCodeToString(status.code());
@@ -53,8 +61,8 @@ std::string SafeText(absl::string_view text, size_t most_bytes) {
   out.reserve(std::min(text.size(), most_bytes));
   while (!text.empty()) {
     const size_t length = SequenceLength(text);
-    const absl::string_view piece =
-        length == 0 ? absl::string_view(kReplacement) : text.substr(0, length);
+    const bool bad = length == 0 || IsControl(text.substr(0, length));
+    const absl::string_view piece = bad ? absl::string_view(kReplacement) : text.substr(0, length);
     if (out.size() + piece.size() > most_bytes) return out + "...";
     out.append(piece.data(), piece.size());
     text.remove_prefix(std::max<size_t>(length, 1));
@@ -77,10 +85,7 @@ absl::Status WithReason(absl::Status status, absl::string_view reason) {
   return status;
 }
 
-grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metadata) {
-  if (status.ok()) return grpc::Status::OK;
-  const std::string text = SafeText(status.message(), kMostMessageBytes);
-
+v1::ErrorInfo ErrorInfoOf(const absl::Status& status, const ErrorMetadata& metadata) {
   v1::ErrorInfo info;
   info.set_reason(ReasonOf(status));
   info.set_domain(kErrorDomain);
@@ -96,6 +101,18 @@ grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metad
   if (const int sys_errno = ErrnoOf(status); sys_errno != 0) {
     (*info.mutable_metadata())["errno"] = absl::StrCat(sys_errno);
   }
+  if (const OperationId successor = SuccessorOf(status); successor != 0) {
+    info.set_reason("SUPERSEDED");
+    (*info.mutable_metadata())["successor"] = absl::StrCat("op-", successor);
+  }
+  return info;
+}
+
+grpc::Status ToGrpcStatus(const absl::Status& status, const ErrorMetadata& metadata) {
+  if (status.ok()) return grpc::Status::OK;
+  const std::string text = SafeText(status.message(), kMostMessageBytes);
+
+  const v1::ErrorInfo info = ErrorInfoOf(status, metadata);
   v1::RpcStatus details;
   details.set_code(static_cast<int32_t>(status.code()));
   details.set_message(text);

@@ -72,6 +72,13 @@ TEST(SafeTextTest, ReplacesWhatIsNotUtf8) {
   EXPECT_EQ(SafeText("\xed\xa0\x80"), "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD");
 }
 
+TEST(SafeTextTest, ReplacesControlCharacters) {
+  EXPECT_EQ(SafeText(absl::string_view("a\0b\n\x1b[2J\x7f", 9)),
+            "a\xEF\xBF\xBD"
+            "b\xEF\xBF\xBD\xEF\xBF\xBD[2J\xEF\xBF\xBD");
+  EXPECT_EQ(SafeText("\xc2\x9b\xc2\xa0"), "\xEF\xBF\xBD\xc2\xa0");
+}
+
 TEST(SafeTextTest, CutsBetweenCharacters) { EXPECT_EQ(SafeText("aüü", 4), "aü..."); }
 
 }  // namespace

@@ -29,8 +29,12 @@ void ToProto(const LoadReport& report, v1::LoadReport* out) {
   }
   out->set_disk_bytes(report.disk_bytes);
   out->set_shared_bytes(report.shared_bytes);
+  out->set_restored_bytes(report.restored_bytes);
+  out->set_restored_index(report.restored_index);
   for (const std::string& warning : report.warnings) out->add_warnings(SafeText(warning));
 }
+
+}  // namespace
 
 void ToProto(const EventRecord& event, v1::Event* out) {
   modelhost::ToProto(event.when, out->mutable_when());
@@ -39,6 +43,8 @@ void ToProto(const EventRecord& event, v1::Event* out) {
   out->set_version(event.version);
   out->set_detail(SafeText(event.detail));
 }
+
+namespace {
 
 void ToProto(const OperationResult& result, v1::OperationResult* out) {
   out->set_unchanged(result.unchanged);
@@ -51,6 +57,8 @@ void ToProto(const OperationResult& result, v1::OperationResult* out) {
   out->set_digest(result.digest);
   out->set_bytes(result.bytes);
   out->set_linked_bytes(result.linked_bytes);
+  out->set_removed_versions(result.removed);
+  out->set_freed_bytes(result.freed_bytes);
   out->set_strategy(result.strategy);
   if (result.gap > absl::ZeroDuration()) modelhost::ToProto(result.gap, out->mutable_gap());
 }
@@ -130,6 +138,10 @@ v1::OperationKind ToProto(OperationKind kind) {
       return v1::VERIFY;
     case OperationKind::kPublish:
       return v1::PUBLISH;
+    case OperationKind::kDelete:
+      return v1::DELETE;
+    case OperationKind::kGc:
+      return v1::GC;
   }
   return v1::OPERATION_KIND_UNSPECIFIED;
 }
@@ -146,6 +158,8 @@ v1::OperationState ToProto(OperationState state) {
       return v1::OPERATION_FAILED;
     case OperationState::kCancelled:
       return v1::CANCELLED;
+    case OperationState::kAborted:
+      return v1::ABORTED;
   }
   return v1::OPERATION_STATE_UNSPECIFIED;
 }
@@ -254,9 +268,9 @@ v1::Failure FailureOf(const absl::Status& status) {
   v1::Failure failure;
   failure.set_code(static_cast<int32_t>(status.code()));
   failure.set_message(SafeText(status.message()));
-  for (const auto& [key, value] : RefusalMetadata(status)) {
-    (*failure.mutable_metadata())[key] = SafeText(value);
-  }
+  const v1::ErrorInfo info = ErrorInfoOf(status, {});
+  failure.set_reason(info.reason());
+  *failure.mutable_metadata() = info.metadata();
   return failure;
 }
 
@@ -269,15 +283,23 @@ v1::Operation ToProto(const OperationSnapshot& operation) {
   out.set_version(operation.version);
   out.set_label(SafeText(operation.label));
   out.set_requested_by_uid(operation.requested_by_uid);
+  out.set_trigger(operation.trigger);
   if (IsSet(operation.started)) ToProto(operation.started, out.mutable_started());
   out.set_sequence(operation.sequence);
   out.set_phase(operation.phase);
   out.set_bytes_done(operation.bytes_done);
   out.set_bytes_total(operation.bytes_total);
   out.set_message(SafeText(operation.message));
+  out.set_attempts(operation.attempts);
+  if (IsSet(operation.next_try)) ToProto(operation.next_try, out.mutable_next_try());
   if (!operation.finished_state()) return out;
   if (IsSet(operation.finished)) ToProto(operation.finished, out.mutable_finished());
   if (!operation.status.ok()) *out.mutable_failure() = FailureOf(operation.status);
+  if (operation.successor != 0) {
+    out.set_successor(OperationName(operation.successor));
+    (*out.mutable_failure()->mutable_metadata())["successor"] = out.successor();
+    out.mutable_failure()->set_reason("SUPERSEDED");
+  }
   ToProto(operation.result, out.mutable_result());
   return out;
 }
@@ -355,6 +377,30 @@ v1::ClientInfo ToProto(const Session& session) {
   return out;
 }
 
+void ToProto(const DesiredSnapshot& desired, v1::DesiredStatus* out) {
+  out->set_file(SafeText(desired.file));
+  out->set_state(std::string(DesiredFileStateName(desired.state)));
+  out->set_error(SafeText(desired.error));
+  out->set_wanted(desired.in_sync + desired.pending + desired.failed);
+  out->set_in_sync(desired.in_sync);
+  out->set_pending(desired.pending);
+  out->set_failed(desired.failed);
+  out->set_drifting(desired.drifting);
+  if (IsSet(desired.last_read)) ToProto(desired.last_read, out->mutable_last_read());
+  if (IsSet(desired.last_converged)) ToProto(desired.last_converged, out->mutable_last_converged());
+  for (const DesiredRow& row : desired.rows) {
+    v1::DesiredLabel* added = out->add_labels();
+    added->set_model(row.model);
+    added->set_label(row.label);
+    added->set_want(row.want);
+    added->set_have(row.have);
+    added->set_state(std::string(DesiredLabelStateName(row.state)));
+    added->set_drifting(row.drifting);
+    added->set_reason(SafeText(row.reason));
+    added->set_line(row.line);
+  }
+}
+
 void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse* out) {
   out->set_epoch(status.epoch);
   if (IsSet(status.started)) {
@@ -378,6 +424,45 @@ void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse
   out->set_leases(status.leases);
   out->set_models(status.models);
   out->set_invalid_transitions(status.invalid_transitions);
+  out->set_journal_error(SafeText(status.journal_error));
+  ToProto(status.desired, out->mutable_desired());
+  v1::RestartStatus* restart = out->mutable_restart();
+  restart->set_fd_store(status.restart.fd_store);
+  restart->set_parked(status.restart.parked);
+  restart->set_received(status.restart.received);
+  restart->set_foreign(status.restart.foreign);
+  restart->set_restored_versions(status.restart.restored_versions);
+  restart->set_restored_bytes(status.restart.restored_bytes);
+  restart->set_reread_versions(status.restart.reread_versions);
+  restart->set_failed_versions(status.restart.failed_versions);
+  restart->set_problem(SafeText(status.restart.problem));
+}
+
+v1::DeletePlan ToProto(const DeletePlan& plan) {
+  v1::DeletePlan out;
+  out.set_model(SafeText(plan.key.model));
+  out.set_version(plan.key.version);
+  out.set_files(plan.use.files.size());
+  out.set_bytes(plan.use.bytes());
+  out.set_freed_bytes(FreedBytes(std::span(&plan.use, 1)));
+  for (const std::string& warning : plan.warnings) out.add_warnings(SafeText(warning));
+  return out;
+}
+
+v1::GarbagePlan ToProto(const GarbagePlan& plan) {
+  v1::GarbagePlan out;
+  for (const GarbageItem& item : plan.items) {
+    v1::GarbageItem* added = out.add_items();
+    added->set_kind(item.kind);
+    added->set_model(SafeText(item.key.model));
+    added->set_version(item.key.version);
+    added->set_name(SafeText(item.name));
+    added->set_bytes(item.bytes);
+    added->set_reason(SafeText(item.reason));
+  }
+  out.set_bytes(plan.bytes);
+  out.set_freed_bytes(plan.freed_bytes);
+  return out;
 }
 
 SwapRequest FromProto(const v1::SwapRequest& request) {

@@ -36,12 +36,17 @@ v1::Model ToProto(const ModelSnapshot& model);
 v1::LabelChange ToProto(const LabelChange& change);
 v1::Operation ToProto(const OperationSnapshot& operation);
 v1::SwapPlan ToProto(const SwapPlan& plan);
+v1::DeletePlan ToProto(const DeletePlan& plan);
+v1::GarbagePlan ToProto(const GarbagePlan& plan);
+// Without sequence, epoch and losses, which only a stream of events has.
+void ToProto(const EventRecord& event, v1::Event* out);
 // Of an error: the code, the text, and the numbers of a refusal.
 v1::Failure FailureOf(const absl::Status& status);
 // `session` may be null: the lease then has no process.
 v1::Lease ToProto(const Lease& lease, const Session* session);
 // Without its leases.
 v1::ClientInfo ToProto(const Session& session);
+void ToProto(const DesiredSnapshot& desired, v1::DesiredStatus* out);
 // Without what only the server knows (version, addresses, pid).
 void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse* out);
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -57,20 +58,24 @@ absl::Status ReplaceFileAt(Os& os, const UniqueFd& dir, const std::string& name,
   Old old = Old::kNone;
   absl::Status done = WriteNew(os, dir, fresh, mode, text);
   if (done.ok()) {
+    FaultPoint("file.written");
     const absl::StatusOr<Old> kept_old = KeepOld(os, dir, name, kept);
     done = kept_old.status();
     if (done.ok()) old = *kept_old;
   }
+  FaultPoint("file.kept");
   if (done.ok()) done = os.Rename(dir, fresh, dir, name);
   if (!done.ok()) {
     (void)os.RemoveFileAt(dir, fresh);
     if (old == Old::kKept) (void)os.RemoveFileAt(dir, kept);
     return done;
   }
+  FaultPoint("file.renamed");
   if (done = os.Sync(dir); !done.ok()) {
     PutBack(os, dir, name, kept, old);
     return done;
   }
+  FaultPoint("file.synced");
   if (old == Old::kKept)
     (void)os.RemoveFileAt(dir, kept);  // If it stays, the next call sees to it.
   return absl::OkStatus();

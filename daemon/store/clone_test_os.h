@@ -100,6 +100,8 @@ class CopyingCloneOs final : public Os {
   absl::Status SetIoPriority(absl::string_view io_class) override {
     return real_.SetIoPriority(io_class);
   }
+  absl::Status MakeThreadBackground() override { return real_.MakeThreadBackground(); }
+  absl::Duration ThreadCpuTime() override { return real_.ThreadCpuTime(); }
 
  private:
   Os& real_;

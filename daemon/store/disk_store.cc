@@ -313,6 +313,15 @@ std::vector<Store::Location> DiskStore::FindFiles(const Digest& digest, uint64_t
   return found;
 }
 
+void DiskStore::ForgetVersion(const std::string& model, const std::string& version) {
+  const auto number = ParseVersionNumber(version);
+  if (!number.ok()) return;
+  absl::MutexLock lock(&mutex_);
+  ++changes_;
+  known_.erase({model, *number});
+  IndexFiles();
+}
+
 void DiskStore::AddPublished(const Manifest& manifest) {
   absl::MutexLock lock(&mutex_);
   known_[{manifest.model, manifest.version}] =

@@ -46,6 +46,7 @@ class DiskStore final : public Store {
   uint32_t own_uid() const override { return own_uid_; }
   std::vector<Location> FindFiles(const Digest& digest, uint64_t bytes) override;
   absl::StatusOr<Manifest> RecordedManifest(const std::string& model, uint64_t version) override;
+  void ForgetVersion(const std::string& model, const std::string& version) override;
   void AddPublished(const Manifest& manifest) override;
 
  private:

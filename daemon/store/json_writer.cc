@@ -6,6 +6,7 @@
 namespace modelhost {
 
 void JsonWriter::NewLine() {
+  if (layout_ == Layout::kOneLine) return;
   out_.push_back('\n');
   out_.append(static_cast<size_t>(2 * depth_), ' ');
 }

@@ -1,4 +1,5 @@
-// Writes JSON text: two spaces of indentation, commas and escapes put where they belong.
+// Writes JSON text: two spaces of indentation (or all of it in one line), commas and escapes put
+// where they belong.
 //
 // Whatever strings it is given, the result is valid UTF-8 JSON: bytes that are not UTF-8 become
 // U+FFFD. Nesting is the caller's duty. Not thread-safe.
@@ -14,6 +15,9 @@ namespace modelhost {
 
 class JsonWriter {
  public:
+  enum class Layout { kIndented, kOneLine };
+  explicit JsonWriter(Layout layout = Layout::kIndented) : layout_(layout) {}
+
   JsonWriter& BeginObject();
   JsonWriter& EndObject();
   JsonWriter& BeginArray();
@@ -34,6 +38,7 @@ class JsonWriter {
   void NewLine();
   void Quote(absl::string_view value);
 
+  Layout layout_;
   std::string out_;
   int depth_ = 0;
   bool empty_ = true;       // Nothing yet in the innermost container.

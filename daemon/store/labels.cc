@@ -67,6 +67,10 @@ absl::StatusOr<LabelFile> ParseLabels(absl::string_view text) {
   if (!object.ok()) return object.status();
   auto schema = object->Uint("schema");
   if (!schema.ok()) return schema.status();
+  if (*schema > kLabelsSchema) {
+    return absl::UnimplementedError(
+        absl::StrCat(kName, ": schema ", *schema, ", this build reads ", kLabelsSchema));
+  }
   if (*schema != kLabelsSchema) {
     return object->ErrorAt("schema",
                            absl::StrCat("is ", *schema, ", this build reads ", kLabelsSchema));
@@ -114,6 +118,13 @@ absl::StatusOr<LabelFile> LoadLabels(Os& os, const UniqueFd& state_dir) {
   if (absl::IsNotFound(text.status())) return LabelFile{};
   if (!text.ok()) return text.status();
   auto labels = ParseLabels(*text);
+  // Good, and not for us: nobody is to throw it away.
+  if (absl::IsUnimplemented(labels.status())) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("state directory: ", labels.status().message(),
+                     ": a newer modelhostd wrote it (run that one again, or put the labels.json "
+                     "from before the upgrade in its place)"));
+  }
   if (!labels.ok()) {
     return absl::DataLossError(absl::StrCat(
         "state directory: ", labels.status().message(),

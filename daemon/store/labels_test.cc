@@ -94,6 +94,18 @@ TEST_F(LabelsTest, ABrokenFileIsDataLossWithTheOffset) {
   EXPECT_TRUE(absl::IsDataLoss(LoadLabels(os_, dir_).status()));
 }
 
+TEST_F(LabelsTest, OfANewerDaemonTheyAreRefusedAndNotToBeThrownAway) {
+  std::string text = SerializeLabels(Labels(8));
+  text.replace(text.find("\"schema\":1"), 10, "\"schema\":2");
+  WriteFile(scratch_ / "labels.json", text);
+  const absl::Status status = LoadLabels(os_, dir_).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("schema 2, this build reads 1"));
+  EXPECT_THAT(status.message(), HasSubstr("a newer modelhostd wrote it"));
+  EXPECT_THAT(status.message(), ::testing::Not(HasSubstr("remove")));
+  EXPECT_EQ(ReadFile(scratch_ / "labels.json"), text);
+}
+
 TEST_F(LabelsTest, ALabelTwiceIsRefused) {
   std::string text = SerializeLabels(Labels(8));
   const size_t at = text.find("detector");

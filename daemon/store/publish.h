@@ -63,8 +63,13 @@ class StagedVersion {
   // read as much again. AddFile has its own.
   void OnProgress(Progress progress) { progress_ = std::move(progress); }
 
+  // Asked once more right before the first rename of Commit: with false nothing is put in place,
+  // and Commit ends CANCELLED.
+  void BeforeRename(std::function<bool()> may) { before_rename_ = std::move(may); }
+
  protected:
   Progress progress_;
+  std::function<bool()> before_rename_;
 };
 
 class Publisher {

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/store/atomic_file.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -37,6 +38,7 @@ absl::StatusOr<std::unique_ptr<Staging>> Staging::Begin(Store& store, VerifiedFi
   auto dir = os.OpenDirAt(*staging->incoming_, partial);
   if (!dir.ok()) return dir.status();
   staging->dir_ = *std::move(dir);
+  FaultPoint("publish.staged");
   return staging;
 }
 
@@ -196,6 +198,7 @@ absl::Status Staging::FinishFile(Writing writing, const Progress& progress) {
     if (kept.ok()) kept = os_.Sync(writing.file);
     if (!kept.ok()) return kept;
   }
+  FaultPoint("publish.file");
   done_.push_back(std::move(file));
   return absl::OkStatus();
 }

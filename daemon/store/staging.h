@@ -71,6 +71,7 @@ class Staging final : public StagedVersion {
                                              bool replace_bad);
   absl::Status WriteManifest(const Manifest& manifest);
   absl::Status SealTree();
+  absl::Status MayRename() const;
   // `durable` (may be null): whether the new name would survive a power failure.
   absl::Status Publish(const UniqueFd& versions, bool* durable = nullptr);
   absl::Status Repair(const UniqueFd& versions);

@@ -7,6 +7,7 @@
 #include "daemon/format/text.h"
 #include "daemon/store/atomic_file.h"
 #include "daemon/store/staging.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -178,6 +179,7 @@ absl::Status Staging::WriteManifest(const Manifest& manifest) {
   absl::Status done = os_.WriteAt(*file, 0, std::as_bytes(std::span(text)));
   if (done.ok()) done = os_.SetMode(*file, kVersionFileMode);
   if (done.ok()) done = os_.Sync(*file);
+  FaultPoint("publish.manifest");
   return done;
 }
 
@@ -192,14 +194,22 @@ absl::Status Staging::SealTree() {
   return os_.Sync(dir_);
 }
 
+absl::Status Staging::MayRename() const {
+  if (!before_rename_ || before_rename_()) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat(Ref(), ": publishing was cancelled"));
+}
+
 absl::Status Staging::Publish(const UniqueFd& versions, bool* durable) {
   if (durable != nullptr) *durable = false;
+  if (absl::Status may = MayRename(); !may.ok()) return may;
+  FaultPoint("publish.before_rename");
   // The directory itself stays writable until it is in place: moving it changes its "..", which a
   // plain user may only do to a directory that he may write to.
   absl::Status done =
       os_.RenameNoReplace(*incoming_, lock_.partial(), versions, absl::StrCat(version_));
   if (!done.ok()) return done;
   staged_ = false;
+  FaultPoint("publish.renamed");
   if (done = os_.Sync(versions); !done.ok()) {
     return Prefix(absl::StrCat(Ref(),
                                ": is in place, but may not survive a power failure (publish "
@@ -207,15 +217,18 @@ absl::Status Staging::Publish(const UniqueFd& versions, bool* durable) {
                   done);
   }
   if (durable != nullptr) *durable = true;
+  FaultPoint("publish.synced");
   if (done = os_.SetMode(dir_, kVersionDirMode); !done.ok()) {
     return Prefix(absl::StrCat(Ref(), ": is in place, but could not be write-protected"), done);
   }
+  FaultPoint("publish.done");
   return absl::OkStatus();
 }
 
 absl::Status Staging::Repair(const UniqueFd& versions) {
   const std::string number = absl::StrCat(version_);
   const std::string aside = lock_.replaced(model_, number);
+  if (absl::Status may = MayRename(); !may.ok()) return may;
   auto bad = os_.OpenDirAt(versions, number);
   if (!bad.ok()) return bad.status();
   // Who has its files open or mapped keeps them; only the names move. After a crash in between, the
@@ -226,8 +239,10 @@ absl::Status Staging::Repair(const UniqueFd& versions) {
     (void)os_.SetMode(*bad, kVersionDirMode);
     return done;
   }
+  FaultPoint("repair.moved_aside");
   bool durable = false;
   done = Publish(versions, &durable);
+  FaultPoint("repair.published");
   if (staged_) {
     (void)os_.Rename(*incoming_, aside, versions, number);
     (void)os_.SetMode(*bad, kVersionDirMode);

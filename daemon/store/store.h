@@ -110,6 +110,8 @@ class Store {
   // The manifest of a version (or the one computed before), in whatever state its files are.
   // NOT_FOUND no such version; else why the manifest cannot be read.
   virtual absl::StatusOr<Manifest> RecordedManifest(const std::string& model, uint64_t version) = 0;
+  // A version has just been removed; `version` as on disk.
+  virtual void ForgetVersion(const std::string& model, const std::string& version) = 0;
   // A version has just been published.
   virtual void AddPublished(const Manifest& manifest) = 0;
 };

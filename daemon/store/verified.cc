@@ -7,6 +7,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
 #include "absl/synchronization/mutex.h"
 #include "daemon/store/atomic_file.h"
 #include "daemon/store/file_identity.h"
@@ -76,6 +77,21 @@ class VerifiedFilesImpl final : public VerifiedFiles {
   void Forget(const FileInfo& info) override {
     absl::MutexLock lock(&mutex_);
     if (entries_.erase(IdentityOf(info)) > 0) ++changes_;
+  }
+
+  size_t ForgetOthers(const std::vector<FileInfo>& files, bool only_count) override {
+    absl::flat_hash_set<FileIdentity> there;
+    for (const FileInfo& file : files) there.insert(IdentityOf(file));
+    absl::MutexLock lock(&mutex_);
+    size_t others = 0;
+    for (auto it = entries_.begin(); it != entries_.end();) {
+      const auto entry = it++;
+      if (there.contains(entry->first)) continue;
+      ++others;
+      if (!only_count) entries_.erase(entry);
+    }
+    if (!only_count && others > 0) ++changes_;
+    return others;
   }
 
   absl::Status Save(const UniqueFd& state_dir) override {

@@ -6,6 +6,7 @@
 
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "daemon/platform/os.h"
@@ -20,6 +21,8 @@ class VerifiedFiles {
   virtual std::optional<Digest> Find(const FileInfo& info) = 0;
   virtual void Record(const FileInfo& info, const Digest& digest) = 0;
   virtual void Forget(const FileInfo& info) = 0;
+  // How many of the records are of none of `files`; forgets those, unless it is only asked.
+  virtual size_t ForgetOthers(const std::vector<FileInfo>& files, bool only_count) = 0;
   // Writes it if it changed (rename). `state_dir` as in Load.
   virtual absl::Status Save(const UniqueFd& state_dir) = 0;
 };

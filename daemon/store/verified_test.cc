@@ -70,6 +70,19 @@ TEST_F(VerifiedTest, ABrokenRecordIsAnEmptyOne) {
   EXPECT_EQ(VerifiedFiles::Load(os_, dir_)->Find(Info(1)), digest_);
 }
 
+// What it holds is found out again: a newer daemon's record costs one read.
+TEST_F(VerifiedTest, ARecordOfANewerDaemonIsAnEmptyOne) {
+  auto verified = VerifiedFiles::Load(os_, dir_);
+  verified->Record(Info(1), digest_);
+  ASSERT_TRUE(verified->Save(dir_).ok());
+  std::string text = ReadFile(scratch_ / "verified.json");
+  const size_t at = text.find("\"schema\":1");
+  ASSERT_NE(at, std::string::npos) << text;
+  text.replace(at, 10, "\"schema\":2");
+  WriteFile(scratch_ / "verified.json", text);
+  EXPECT_EQ(VerifiedFiles::Load(os_, dir_)->Find(Info(1)), std::nullopt);
+}
+
 TEST_F(VerifiedTest, WritesOnlyWhatChangedAndTriesAgain) {
   auto verified = VerifiedFiles::Load(os_, dir_);
   ASSERT_TRUE(verified->Save(dir_).ok());

@@ -36,7 +36,9 @@
 namespace modelhost::abi {
 
 inline constexpr uint32_t kFrameAbiMin = 1;
-inline constexpr uint32_t kFrameAbi = 1;
+inline constexpr uint32_t kFrameAbi = 2;
+// From here on a reference that declares a lease again may name its label beside the version.
+inline constexpr uint32_t kFrameAbiDeclaredLabel = 2;
 inline constexpr uint16_t kFrameMagic = 0x4d48;  // "HM"
 inline constexpr uint32_t kMaxFdsPerFrame = 64;
 inline constexpr uint32_t kMaxFrameBytes = 16384;
@@ -86,7 +88,7 @@ struct HelloReply {
 // What a client asks for: a label, or a fixed version when `version` is not 0.
 struct Ref {
   char model[kNameBytes];
-  char label[kNameBytes];        // Empty with a fixed version.
+  char label[kNameBytes];        // Empty with a fixed version (see kFrameAbiDeclaredLabel).
   uint64_t version;              // 0: by label.
   uint8_t digest[kDigestBytes];  // All zero: any. Otherwise NOT_FOUND unless the version has it.
 };

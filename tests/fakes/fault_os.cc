@@ -221,4 +221,14 @@ absl::Status FaultOs::SetIoPriority(absl::string_view io_class) {
   return real_.SetIoPriority(io_class);
 }
 
+absl::Status FaultOs::MakeThreadBackground() {
+  if (auto fault = Enter("MakeThreadBackground"); !fault.ok()) return fault;
+  return real_.MakeThreadBackground();
+}
+
+absl::Duration FaultOs::ThreadCpuTime() {
+  (void)Enter("ThreadCpuTime");  // Cannot fail; counted.
+  return real_.ThreadCpuTime();
+}
+
 }  // namespace modelhost

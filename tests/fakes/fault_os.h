@@ -69,6 +69,8 @@ class FaultOs final : public Os {
   absl::StatusOr<uint64_t> ResidentBytes(std::span<const std::byte> bytes) override;
   MemoryLimits Limits() override;
   absl::Status SetIoPriority(absl::string_view io_class) override;
+  absl::Status MakeThreadBackground() override;
+  absl::Duration ThreadCpuTime() override;
 
  private:
   struct Fault {

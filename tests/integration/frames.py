@@ -42,6 +42,16 @@ def release(lease, request=3):
     return header(RELEASE, len(payload), request) + payload
 
 
+def fetch(lease, region, request=5):
+    payload = struct.pack("=QII", lease, region, 0)
+    return header(FETCH, len(payload), request) + payload
+
+
+def upload(ticket, request=6, first=0, last=1, fds=1):
+    payload = struct.pack("=16sII", ticket, first, last)
+    return header(UPLOAD, len(payload), request, fds) + payload
+
+
 def subscribe(request=4):
     return header(SUBSCRIBE, 0, request)
 

@@ -4,7 +4,9 @@ As root, the three run as three users without any rights; as a plain user all ru
 the cases that need more say so and are skipped. Nothing here sleeps for correctness: waits look for
 the thing waited for, and have a deadline.
 """
+import contextlib
 import ctypes
+import functools
 import json
 import os
 import pathlib
@@ -41,7 +43,7 @@ class Programs:
     def __init__(self, build):
         build = pathlib.Path(build).resolve()
         self.build = build
-        self.bin, self.lib = build / "bin", build / "lib"
+        self.bin, self.lib, self.stress = build / "bin", build / "lib", build / "stress"
         self.scripts = HERE
         self._copy = None
         if AS_ROOT and not self._reachable():
@@ -49,8 +51,12 @@ class Programs:
             copy = pathlib.Path(self._copy.name)
             copy.chmod(0o755)
             shutil.copytree(self.bin, copy / "bin")
+            if self.stress.is_dir():
+                shutil.copytree(self.stress, copy / "stress",
+                                ignore=lambda _, names: [n for n in names if "." in n or n == "CMakeFiles"])
+                self.stress = copy / "stress"
             (copy / "lib").mkdir()
-            for library in self.lib.glob("libmodelhost.so*"):
+            for library in self.lib.glob("libmodelhost*.so*"):
                 shutil.copy2(library, copy / "lib", follow_symlinks=False)
             (copy / "scripts").mkdir()
             for script in HERE.glob("*.py"):
@@ -74,6 +80,19 @@ class Programs:
     @property
     def library(self):
         return str(self.lib / "libmodelhost.so")
+
+    # The same three, but they can be told to end at a step (proto/handle/fault_point.h).
+    @property
+    def faulty_daemon(self):
+        return str(self.bin / "modelhostd-faulty")
+
+    @property
+    def faulty_ctl(self):
+        return str(self.bin / "modelctl-faulty")
+
+    @property
+    def faulty_library(self):
+        return str(self.lib / "libmodelhost-faulty.so")
 
     @property
     def sanitized(self):
@@ -104,6 +123,24 @@ def as_user(uid):
     return {"user": uid, "group": uid, "extra_groups": GROUPS.get(uid, [])}
 
 
+@contextlib.contextmanager
+def as_peer(uid):
+    """Who connects meanwhile is `uid` to the other side: the kernel notes it then."""
+    if not AS_ROOT:
+        yield
+        return
+    groups = os.getgroups()
+    os.setegid(uid)
+    os.setgroups(GROUPS[uid])
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setgroups(groups)
+        os.setegid(0)
+
+
 def environment(**more):
     # PYTHONMALLOC etc. of the person who runs the tests are not the programs' business.
     env = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8",
@@ -113,6 +150,25 @@ def environment(**more):
             env[name] = os.environ[name]
     env.update(more)
     return env
+
+
+FULL = os.environ.get("MODELHOST_STRESS", "") == "full"
+
+
+def many(quick, full):
+    """How often something is done: `full` times only with MODELHOST_STRESS=full."""
+    return full if FULL else quick
+
+
+def footprint(pid):
+    """What a process has: bytes resident and locked, and how many descriptors, maps, threads."""
+    status = dict(line.split(":", 1) for line in
+                  pathlib.Path(f"/proc/{pid}/status").read_text().splitlines())
+    return {"rss": int(status["VmRSS"].split()[0]) * 1024, "locked": int(status["VmLck"].split()[0]) * 1024,
+            "anonymous": int(status["RssAnon"].split()[0]) * 1024,
+            "fds": len(os.listdir(f"/proc/{pid}/fd")),
+            "maps": len(pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines()),
+            "threads": int(status["Threads"])}
 
 
 def wait_for(what, condition, deadline_s=None):
@@ -297,17 +353,55 @@ class Daemon:
                               env=environment(**(env or {})), **as_user(user))
         return Result(command[3:], done.returncode, done.stdout, done.stderr)
 
-    def ctl_start(self, *arguments, user=OPERATOR):
-        command = [PROGRAMS.ctl, "--runtime-dir", str(self.runtime), *map(str, arguments)]
+    def ctl_start(self, *arguments, user=OPERATOR, program=None, env=None):
+        command = [program or PROGRAMS.ctl, "--runtime-dir", str(self.runtime),
+                   *map(str, arguments)]
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                stderr=subprocess.PIPE, text=True, cwd="/", env=environment(),
-                                start_new_session=True, **as_user(user))
+                                stderr=subprocess.PIPE, text=True, cwd="/",
+                                env=environment(**(env or {})), start_new_session=True,
+                                **as_user(user))
+
+
+class Rpc:
+    """An rpc_probe process: any call on control.sock, with any request."""
+
+    def __init__(self, daemon, user=OPERATOR):
+        self.process = subprocess.Popen(
+            [str(PROGRAMS.stress / "rpc_probe"), f"--runtime-dir={daemon.runtime}"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            env=environment(), cwd="/", preexec_fn=end_with_us, **as_user(user))
+
+    def call(self, method, request=None, hold=False, deadline_s=60):
+        """{"code", "reason", "message", "responses"}"""
+        self.process.stdin.write(json.dumps({"method": method, "request": request or {}, "hold": hold,
+                                             "deadline_s": deadline_s}) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"rpc_probe: {self.process.stderr.read()}")
+        answer = json.loads(line)
+        answer["code"] = int(answer["code"])
+        return answer
+
+    def close(self):
+        self.process.kill()
+        self.process.communicate()
+
+    @staticmethod
+    @functools.cache
+    def methods():
+        """{"Method": {"field": "type"}}"""
+        done = subprocess.run([str(PROGRAMS.stress / "rpc_probe"), "--describe"], capture_output=True,
+                              text=True, check=True, env=environment())
+        return json.loads(done.stdout)
 
 
 class Client:
     """A worker.py process; every method call is one command to it."""
 
-    def __init__(self, daemon, user=CLIENT, limits=None, connect=True):
+    # `prefix`: a program that root starts, which then starts the worker as whom it likes.
+    def __init__(self, daemon, user=CLIENT, limits=None, connect=True, library=None, more_env=None,
+                 prefix=()):
         limits = limits or {}
 
         def set_limits():
@@ -315,16 +409,17 @@ class Client:
             for name, value in limits.items():
                 resource.setrlimit(getattr(resource, name), (value, value))
 
-        env = environment()
+        env = environment(**(more_env or {}))
         if PROGRAMS.sanitized:
             runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True,
                                      text=True, check=True).stdout.strip()
             env["LD_PRELOAD"] = runtime
             env["ASAN_OPTIONS"] = env.get("ASAN_OPTIONS", "") + ":detect_leaks=0"
         self.process = subprocess.Popen(
-            ["/usr/bin/python3", "-B", str(PROGRAMS.scripts / "worker.py"), PROGRAMS.library,
+            [*prefix, "/usr/bin/python3", "-B", str(PROGRAMS.scripts / "worker.py"),
+             library or PROGRAMS.library,
              str(daemon.runtime)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env=env, cwd="/", preexec_fn=set_limits, **as_user(user))
+            env=env, cwd="/", preexec_fn=set_limits, **({} if prefix else as_user(user)))
         if connect:
             answer = self.call("connect")
             if not answer["ok"]:
@@ -419,6 +514,21 @@ class Case(unittest.TestCase):
         client = Client(options.pop("daemon", self.daemon), **options)
         self.addCleanup(client.close)
         return client
+
+    def rpc(self, **options):
+        rpc = Rpc(options.pop("daemon", self.daemon), **options)
+        self.addCleanup(rpc.close)
+        return rpc
+
+    def stress(self, program, *arguments, user=CLIENT, deadline_s=600, expect=0):
+        """Runs a program of tests/stress; what it printed."""
+        done = subprocess.run(
+            [str(PROGRAMS.stress / program), f"--runtime-dir={self.daemon.runtime}", *arguments],
+            capture_output=True, text=True, check=False, cwd="/", env=environment(),
+            timeout=deadline_s, preexec_fn=end_with_us, **as_user(user))
+        self.assertEqual(done.returncode, expect, f"{program}: {done.stdout} {done.stderr}")
+        print(done.stdout.strip(), end=" ", flush=True)
+        return json.loads(done.stdout)
 
     def source(self, name="source"):
         """A folder that only the operator may read."""

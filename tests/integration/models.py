@@ -66,6 +66,23 @@ def write_safetensors(path, seed=1, tensors=4, tensor_bytes=64 << 10, prefix="la
     return path
 
 
+def write_paged(path, seed, pages=16):
+    """One tensor of 4 KiB pages: word i is `(seed << 32) | i`, but the last word of each page is a
+    checksum over the page that starts from the seed."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    words = array.array("Q", ((seed << 32) | i for i in range(pages * 512)))
+    for page in range(pages):
+        total = seed
+        for word in words[page * 512:page * 512 + 511]:
+            total = (total * 31 + word) & 0xFFFFFFFFFFFFFFFF
+        words[page * 512 + 511] = total
+    with open(path, "wb") as out:
+        out.write(safetensors_header([("pages", "I64", [pages * 512], pages * 4096)]))
+        out.write(words.tobytes())
+    return path
+
+
 def write_sharded(folder, seeds, tensors=2, tensor_bytes=64 << 10):
     """One shard per seed and the index. A shard depends on its seed and its place alone, so that
     two sets that give the same seed to the same place share that file's bytes."""

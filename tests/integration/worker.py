@@ -91,6 +91,17 @@ class Worker:
     def address(self, name, key="a"):
         return {"address": self.handles[key].view(name).data}
 
+    def inode(self, name, key="a"):
+        """Of the memory or file that a tensor is mapped from."""
+        address = self.handles[key].view(name).data
+        with open("/proc/self/maps") as file:
+            for line in file:
+                parts = line.split()
+                start, end = (int(part, 16) for part in parts[0].split("-"))
+                if start <= address < end:
+                    return {"inode": int(parts[4])}
+        return {"inode": 0}
+
     def superseded(self, key="a"):
         return {"superseded": self.handles[key].superseded()}
 
@@ -168,6 +179,16 @@ class Worker:
             counts["versions"][version] = counts["versions"].get(version, 0) + 1
             handle.release()
         return counts
+
+    def pid(self):
+        return {"pid": os.getpid()}
+
+    def eat(self, nbytes):
+        """Takes memory until somebody ends this process."""
+        self.eaten = bytearray(nbytes)
+        for at in range(0, nbytes, 4096):
+            self.eaten[at] = 1
+        return {}
 
     def pss(self):
         """Bytes of proportional set size of all mappings."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Fails if docs/format_faults.md names a test that does not exist, or a row names none.
+"""Fails if a table of faults names a test that does not exist, or a row names none.
 
 usage: check_fault_table.py [ROOT]
 """
@@ -9,7 +9,7 @@ import sys
 
 from repo_files import project_files
 
-TABLE = "docs/format_faults.md"
+TABLES = ["docs/format_faults.md", "docs/lifecycle_faults.md"]
 GTEST = re.compile(r"^TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\s*\)", re.MULTILINE)
 PYTHON = re.compile(r"^ +def (test_\w+)\(", re.MULTILINE)
 
@@ -26,29 +26,30 @@ def known_tests(root):
     return names
 
 
-def check(root, known):
+def check(root, known, table):
     errors, rows = [], 0
-    for number, line in enumerate((root / TABLE).read_text().splitlines(), 1):
+    for number, line in enumerate((root / table).read_text().splitlines(), 1):
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
         if not line.startswith("|") or cells[-1] in ("tests", "---"):
             continue
         rows += 1
         if len(cells) != 4:
-            errors.append(f"{TABLE}:{number}: the row has {len(cells)} cells, not 4")
+            errors.append(f"{table}:{number}: the row has {len(cells)} cells, not 4")
             continue
         tests = re.findall(r"`([^`]+)`", cells[3])
         if not tests:
-            errors.append(f"{TABLE}:{number}: the row names no test")
-        errors += [f"{TABLE}:{number}: there is no test {test}" for test in tests
+            errors.append(f"{table}:{number}: the row names no test")
+        errors += [f"{table}:{number}: there is no test {test}" for test in tests
                    if test not in known]
     if rows == 0:
-        errors.append(f"{TABLE}: no rows were found")
+        errors.append(f"{table}: no rows were found")
     return errors
 
 
 def main():
     root = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    errors = check(root, known_tests(root))
+    known = known_tests(root)
+    errors = [error for table in TABLES for error in check(root, known, table)]
     for error in errors:
         print(error)
     return 1 if errors else 0

@@ -163,11 +163,12 @@ class Banned(unittest.TestCase):
 class FaultTable(unittest.TestCase):
     def complaints(self, row):
         table = "| reported as | fault | right behaviour | tests |\n|---|---|---|---|\n" + row + "\n"
-        files = {check_fault_table.TABLE: table,
+        files = {check_fault_table.TABLES[0]: table,
                  "a_test.cc": "TEST(Good, Is) {}\nTEST_F(Good, DISABLED_Not) {}\n",
                  "test_b.py": "class B:\n    def test_it(self):\n        pass\n"}
         with Tree(files) as root:
-            return check_fault_table.check(root, check_fault_table.known_tests(root))
+            return check_fault_table.check(root, check_fault_table.known_tests(root),
+                                           check_fault_table.TABLES[0])
 
     def test_tests_that_exist_are_fine(self):
         self.assertEqual(self.complaints("| a | b | c | `Good.Is`, `test_b.py::test_it` |"), [])

@@ -88,7 +88,7 @@ def sweep(cache):
         try:
             with open(folder / "lock", "a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove_groups(folder.name)
+                _end_all(folder.name)
                 shutil.rmtree(folder, ignore_errors=True)
         except OSError:
             continue
@@ -98,14 +98,26 @@ def _group_name(run_name):
     return f"modelhost-{run_name}"
 
 
-def _remove_groups(run_name):
-    for place in _hierarchies():
-        group = place / _group_name(run_name)
-        for folder, _, _ in os.walk(group, topdown=False):
-            try:
-                os.rmdir(folder)
-            except OSError:
-                pass  # Somebody is still in it.
+def _end_all(run_name):
+    """Ends whatever is left in the control groups of a machine, and removes them."""
+    groups = [place / _group_name(run_name) for place in _hierarchies()]
+    end = time.monotonic() + 10
+    while any(group.exists() for group in groups) and time.monotonic() < end:
+        for group in groups:
+            for folder, _, _ in os.walk(group, topdown=False):
+                try:
+                    for pid in pathlib.Path(folder, "cgroup.procs").read_text().split():
+                        if int(pid) > 1:  # 0 is one that cannot be seen from here.
+                            os.kill(int(pid), signal.SIGKILL)
+                    os.rmdir(folder)
+                except OSError:
+                    pass  # Not yet empty, or gone.
+        time.sleep(0.02)
+
+
+def _children(pid):
+    return [int(child) for child in
+            pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 class Machine:
@@ -113,7 +125,7 @@ class Machine:
 
     def __init__(self, build):
         build = pathlib.Path(build).resolve()
-        cache = build.parent / "service"
+        cache = tree.cache_folder(build)
         base = tree.cached_tree(cache)
         sweep(cache)
         self.folder = cache / f"run-{os.getpid()}"
@@ -170,7 +182,9 @@ class Machine:
         # Without CAP_IPC_LOCK nspawn's own filter refuses mlock, whatever the limit.
         with open(self.console, "wb") as out:
             self._nspawn = subprocess.Popen(
-                ["systemd-nspawn", "--quiet", f"--directory={self.root}", "--boot", "--register=no",
+                # In a process namespace of its own: whatever ends us ends all that is in it.
+                ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc",
+                 "systemd-nspawn", "--quiet", f"--directory={self.root}", "--boot", "--register=no",
                  "--keep-unit", "--private-network", "--capability=CAP_IPC_LOCK", "--console=pipe",
                  f"--machine={_group_name(self.folder.name)}"], stdin=subprocess.DEVNULL, stdout=out,
                 stderr=out, preexec_fn=enter, start_new_session=True)
@@ -186,13 +200,14 @@ class Machine:
         return harness.wait_for(what, look, BOOT_DEADLINE_S)
 
     def _find_leader(self):
-        children = pathlib.Path(f"/proc/{self._nspawn.pid}/task/{self._nspawn.pid}/children")
-        for pid in children.read_text().split():
-            try:
-                if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "systemd":
-                    return int(pid)
-            except OSError:
-                pass  # Not there yet, or gone again.
+        """unshare's child is nspawn, whose child is the systemd of the machine."""
+        try:
+            for nspawn in _children(self._nspawn.pid):
+                for pid in _children(nspawn):
+                    if os.path.basename(os.readlink(f"/proc/{pid}/exe")) == "systemd":
+                        return pid
+        except OSError:
+            pass  # Not there yet.
         return None
 
     def _booted(self):
@@ -234,11 +249,7 @@ class Machine:
             except subprocess.TimeoutExpired:
                 self._nspawn.kill()
                 self._nspawn.wait()
-        end = time.monotonic() + 10
-        while time.monotonic() < end and any(
-                (place / _group_name(self.folder.name)).exists() for place in _hierarchies()):
-            _remove_groups(self.folder.name)
-            time.sleep(0.02)
+        _end_all(self.folder.name)
         shutil.rmtree(self.folder, ignore_errors=True)
         self._lock.close()
 
@@ -250,7 +261,7 @@ def main():
     arguments = parser.parse_args()
     try:
         check()
-        tree.cached_tree(pathlib.Path(arguments.build).resolve().parent / "service")
+        tree.cached_tree(tree.cache_folder(arguments.build))
     except tree.Unavailable as why:
         print(why)
         return 77

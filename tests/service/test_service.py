@@ -337,6 +337,10 @@ class Restart(Case):
     def test_pinned_files_are_served_from_the_page_cache(self):
         self.restart_under_readers("large-pinned", "pinned")
 
+    def test_sealed_memory_comes_back_from_systemd(self):
+        self.restart_under_readers("large-sealed", "sealed")
+        self.assertGreater(int(self.show(UNIT, "NFileDescriptorStore")), 0)
+
 
 class ThenTheJournal(Case):
     def test_the_daemon_has_logged_no_error(self):

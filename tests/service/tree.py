@@ -23,6 +23,12 @@ class Unavailable(Exception):
     """Not to be had on this machine; the reason."""
 
 
+def cache_folder(build):
+    """Beside the build folder, unless MODELHOST_SERVICE_CACHE names a place for several clones."""
+    place = os.environ.get("MODELHOST_SERVICE_CACHE")
+    return pathlib.Path(place) if place else pathlib.Path(build).resolve().parent / "service"
+
+
 def run_time_packages():
     """What the Dockerfile installs beside the programs."""
     stage = (ROOT / "Dockerfile").read_text().split("\nFROM ")[-1]

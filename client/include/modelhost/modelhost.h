@@ -154,6 +154,7 @@ typedef struct mh_acquire_options {
  *   MH_PERMISSION_DENIED   you may not read this model
  *   MH_RESOURCE_EXHAUSTED  RLIMIT_NOFILE or address space of this process, or a limit of the daemon
  *   MH_DATA_LOSS           what came is not sealed, not of the size claimed, or a broken index
+ *   MH_UNIMPLEMENTED       a daemon of another ABI; the text says what to update
  *   MH_UNAVAILABLE         no daemon until the deadline */
 MH_API mh_status mh_acquire(mh_client* client, const char* ref, const mh_acquire_options* options,
                             mh_handle** handle, mh_error* error);

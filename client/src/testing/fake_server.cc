@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -94,7 +95,7 @@ void FakeServer::MakePage() {
   Require(page.ok(), "make the page");
   page_.emplace(*std::move(page));
   abi::CatalogueHeader& head = header();
-  head.abi_version = abi::kCatalogueAbi;
+  head.abi_version = faults_.page_abi != 0 ? faults_.page_abi : abi::kCatalogueAbi;
   head.header_bytes = sizeof(abi::CatalogueHeader);
   head.slot_bytes = sizeof(abi::CatalogueSlot);
   head.capacity = abi::kCatalogueCapacity;
@@ -263,9 +264,12 @@ bool FakeServer::ServePeer(Peer& peer) {
       SendEventTo(peer, abi::EventKind::kLookAtPage, abi::kNoSlot, {}, 0);
     }
     switch (static_cast<abi::FrameType>(frame->header.type)) {
-      case abi::FrameType::kHello:
-        if (!OnHello(peer, request)) return false;
+      case abi::FrameType::kHello: {
+        abi::Hello hello{};
+        std::memcpy(&hello, buffer.data(), sizeof(hello));
+        if (!OnHello(peer, hello)) return false;
         break;
+      }
       case abi::FrameType::kAcquire: {
         abi::Acquire acquire{};
         std::memcpy(&acquire, buffer.data(), sizeof(acquire));
@@ -305,12 +309,24 @@ bool FakeServer::ServePeer(Peer& peer) {
   }
 }
 
-bool FakeServer::OnHello(Peer& peer, uint32_t request) {
+bool FakeServer::OnHello(Peer& peer, const abi::Hello& hello) {
+  const uint32_t request = hello.header.request_id;
   if (faults_.silent_hello) return true;
+  const uint32_t newest = std::min(hello.abi_max, faults_.abi_max);
+  if (newest < hello.abi_min || newest < faults_.abi_min) {
+    const auto range = [](uint32_t from, uint32_t to) {
+      return std::to_string(from) + " to " + std::to_string(to);
+    };
+    SendError(peer, request, static_cast<uint32_t>(Code::kUnimplemented),
+              "handle protocol: this client speaks " + range(hello.abi_min, hello.abi_max) +
+                  ", this daemon speaks " + range(faults_.abi_min, faults_.abi_max) + " (update " +
+                  (hello.abi_max < faults_.abi_min ? "libmodelhost" : "modelhostd") + ")");
+    return false;
+  }
   peer.greeted = true;
   abi::HelloReply reply{};
   reply.header = MakeHeader(abi::FrameType::kHelloReply, sizeof(reply), request, 1);
-  reply.abi = abi::kFrameAbi;
+  reply.abi = faults_.answer_abi != 0 ? faults_.answer_abi : newest;
   reply.epoch = epoch_;
   reply.page_bytes = abi::kCatalogueBytes;
   return Send(peer, &reply, sizeof(reply), nullptr, 0, {&page_->fd()});
@@ -355,6 +371,9 @@ bool FakeServer::OnAcquire(Peer& peer, const abi::Acquire& acquire,
     return true;
   }
   (redeclare ? redeclares_ : acquires_) += 1;
+  for (const abi::Ref& ref : refs) {
+    if (redeclare) declared_labels_.emplace_back(NameIn(ref.label));
+  }
   for (uint32_t i = 0; i < refs.size(); ++i) {
     if (!Grant(peer, acquire, i, refs[i], *Find(refs[i]))) return false;
   }
@@ -400,6 +419,13 @@ bool FakeServer::Grant(Peer& peer, const abi::Acquire& acquire, uint32_t number,
   }
   if (faults_.broken_index) {
     replacement = Sealed(std::string(resident.index.bytes, 'x'));
+    index = &replacement;
+  }
+  if (faults_.index_abi != 0) {
+    std::string bytes = BuildIndex(resident.version);
+    std::memcpy(bytes.data() + offsetof(abi::IndexHeader, abi_version), &faults_.index_abi,
+                sizeof(faults_.index_abi));
+    replacement = Sealed(bytes);
     index = &replacement;
   }
   if (faults_.unsealed_index) {
@@ -520,6 +546,11 @@ uint64_t FakeServer::acquires() const {
 uint64_t FakeServer::redeclares() const {
   const std::lock_guard lock(mutex_);
   return redeclares_;
+}
+
+std::vector<std::string> FakeServer::declared_labels() const {
+  const std::lock_guard lock(mutex_);
+  return declared_labels_;
 }
 
 uint64_t FakeServer::fetches() const {

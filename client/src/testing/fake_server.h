@@ -43,6 +43,12 @@ struct Faults {
   bool hang_up_on_acquire = false;   // Ends the connection in place of an answer, once.
   bool hang_up_after_grant = false;  // Ends the connection right after its answer, once.
   bool redeclare_not_found = false;
+  // A daemon of another version: what it speaks, and 0 or what it says instead of the truth.
+  uint32_t abi_min = abi::kFrameAbiMin;
+  uint32_t abi_max = abi::kFrameAbi;
+  uint32_t answer_abi = 0;
+  uint32_t page_abi = 0;   // From the next Start on.
+  uint32_t index_abi = 0;  // Of what is granted.
 };
 
 class FakeServer {
@@ -77,6 +83,7 @@ class FakeServer {
   size_t connections() const;
   uint64_t acquires() const;  // Answered so far, redeclarations left out.
   uint64_t redeclares() const;
+  std::vector<std::string> declared_labels() const;  // Of each of those.
   uint64_t fetches() const;
   uint64_t epoch() const;
   // Waits until `met`, which may call the methods above. False after ten seconds.
@@ -110,7 +117,7 @@ class FakeServer {
 
   void Serve();
   bool ServePeer(Peer& peer);
-  bool OnHello(Peer& peer, uint32_t request);
+  bool OnHello(Peer& peer, const abi::Hello& hello);
   bool OnAcquire(Peer& peer, const abi::Acquire& acquire, const std::vector<abi::Ref>& refs);
   bool OnFetch(Peer& peer, const abi::Fetch& fetch);
   bool Grant(Peer& peer, const abi::Acquire& acquire, uint32_t number, const abi::Ref& ref,
@@ -142,6 +149,7 @@ class FakeServer {
   uint64_t next_lease_ = 1;
   uint64_t acquires_ = 0;
   uint64_t redeclares_ = 0;
+  std::vector<std::string> declared_labels_;
   uint64_t fetches_ = 0;
   UniqueFd listener_;
   UniqueFd wake_;

@@ -1,0 +1,263 @@
+// Every state that the tables and the rules can reach is looked at, breadth first, so that what is
+// found is found on a shortest way. And the search itself is tested: with a rule broken it must
+// find what that breaks.
+#include <gtest/gtest.h>
+
+#include <cstdio>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "daemon/registry/lifecycle_search_test_model.h"
+
+namespace modelhost {
+namespace {
+
+constexpr size_t kMostStates = 8'000'000;  // A mistake in the bounds must not eat the machine.
+
+struct Found {
+  size_t states = 0;
+  size_t steps = 0;
+  std::string violation;  // With the way to it; empty when there is none.
+};
+
+class Search {
+ public:
+  explicit Search(SearchRules rules) : rules_(std::move(rules)) {}
+
+  Found Run(bool progress) {
+    Found found;
+    Add(EncodeSearchState(SearchState{}), 0);
+    std::vector<std::vector<uint32_t>> waves;
+    for (uint32_t at = 0; at < keys_.size() && found.violation.empty(); ++at) {
+      if (keys_.size() > kMostStates) {
+        found.violation = "too many states";
+        break;
+      }
+      const SearchState state = DecodeSearchState(keys_[at]);
+      serves_.push_back(EveryLabelServes(state));
+      first_.push_back(static_cast<uint32_t>(ways_.size()));
+      ForEachSearchStep(state, rules_, [&](SearchStep&& step) {
+        if (!found.violation.empty()) return;
+        ++found.steps;
+        std::string wrong = step.violation.empty() ? FindViolation(step.next) : step.violation;
+        if (!wrong.empty()) {
+          found.violation =
+              absl::StrCat(wrong, "\n", Way(at), step.name, "\n", DescribeSearchState(step.next));
+          return;
+        }
+        const uint32_t next = Add(EncodeSearchState(step.next), at);
+        if (progress && step.helps && next != at) ways_.push_back(next);
+      });
+    }
+    found.states = keys_.size();
+    if (found.violation.empty() && progress) found.violation = FindStuck();
+    return found;
+  }
+
+ private:
+  uint32_t Add(const SearchKey& key, uint32_t parent) {
+    const auto [it, added] = ids_.try_emplace(key, static_cast<uint32_t>(keys_.size()));
+    if (added) {
+      keys_.push_back(key);
+      parents_.push_back(parent);
+    }
+    return it->second;
+  }
+
+  // From which state can no label be served again?
+  std::string FindStuck() {
+    first_.push_back(static_cast<uint32_t>(ways_.size()));
+    bool more = true;
+    while (more) {
+      more = false;
+      for (size_t at = keys_.size(); at-- > 0;) {
+        for (uint32_t way = first_[at]; !serves_[at] && way < first_[at + 1]; ++way) {
+          if (serves_[ways_[way]]) serves_[at] = more = true;
+        }
+      }
+    }
+    for (uint32_t at = 0; at < keys_.size(); ++at) {
+      if (!serves_[at]) {
+        return absl::StrCat("what the labels name can never be READY again\n", Way(at),
+                            DescribeSearchState(DecodeSearchState(keys_[at])));
+      }
+    }
+    return "";
+  }
+
+  // The names of the steps that lead there. Versions change places on the way: what is alike is one
+  // state.
+  std::string Way(uint32_t at) {
+    std::vector<uint32_t> way;
+    for (; at != 0; at = parents_[at]) way.push_back(at);
+    std::string names;
+    uint32_t from = 0;
+    for (size_t i = way.size(); i-- > 0; from = way[i]) {
+      bool named = false;
+      ForEachSearchStep(DecodeSearchState(keys_[from]), rules_, [&](SearchStep&& step) {
+        if (named || EncodeSearchState(step.next) != keys_[way[i]]) return;
+        named = true;
+        absl::StrAppend(&names, step.name, "\n");
+      });
+    }
+    return names;
+  }
+
+  const SearchRules rules_;
+  absl::flat_hash_map<SearchKey, uint32_t> ids_;
+  std::vector<SearchKey> keys_;
+  std::vector<uint32_t> parents_;
+  std::vector<bool> serves_;
+  std::vector<uint32_t> ways_;   // Steps that help, one state's after the other's.
+  std::vector<uint32_t> first_;  // Where in ways_ a state's begin.
+};
+
+TEST(LifecycleSearch, NoReachableStateBreaksAnInvariantAndEveryLabelCanServeAgain) {
+  const absl::Time began = absl::Now();
+  const Found found = Search(SearchRules{}).Run(/*progress=*/true);
+  EXPECT_EQ(found.violation, "");
+  EXPECT_GT(found.states, 10'000U);
+  std::printf("%zu states, %zu steps, %.1f s\n", found.states, found.steps,
+              absl::ToDoubleSeconds(absl::Now() - began));
+}
+
+TEST(LifecycleSearch, AStateIsTheSameAfterPackingWhicheverVersionIsWhich) {
+  SearchState state;
+  state.models[0].versions[2].label = true;
+  state.models[1].versions[1].dir = SearchDir::kBad;
+  SearchState other;
+  other.models[1].versions[0].label = true;
+  other.models[0].versions[2].dir = SearchDir::kBad;
+  EXPECT_EQ(EncodeSearchState(state), EncodeSearchState(other));
+  EXPECT_EQ(EncodeSearchState(DecodeSearchState(EncodeSearchState(state))),
+            EncodeSearchState(state));
+  other.models[1].versions[0].dir = SearchDir::kBad;
+  EXPECT_NE(EncodeSearchState(state), EncodeSearchState(other));
+}
+
+struct Broken {
+  const char* name;
+  std::function<void(SearchRules&)> breaks;
+  const char* says;
+};
+
+class BrokenRule : public ::testing::TestWithParam<Broken> {};
+
+TEST_P(BrokenRule, IsFound) {
+  SearchRules rules;
+  GetParam().breaks(rules);
+  // What nobody tells those who wait about is no wrong state, but one without a way out.
+  const Found found = Search(rules).Run(rules.repair_stays_quarantined || rules.lost_wake_up);
+  EXPECT_NE(found.violation.find(GetParam().says), std::string::npos)
+      << "found: " << found.violation;
+  std::printf("%zu states until: %s\n", found.states,
+              found.violation.substr(0, found.violation.find('\n')).c_str());
+}
+
+VersionFacts WithoutLeases(VersionFacts facts) {
+  facts.leases = 0;
+  return facts;
+}
+VersionFacts WithoutLabels(VersionFacts facts) {
+  facts.labels = 0;
+  facts.maybe_labelled = false;
+  return facts;
+}
+VersionFacts InReady(VersionFacts facts) {
+  if (facts.phase == Phase::kUnloading) facts.phase = Phase::kReady;
+  facts.resident = true;
+  return facts;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Each, BrokenRule,
+    ::testing::Values(
+        Broken{"FreesWithLeases",
+               [](SearchRules& rules) {
+                 rules.may_free = [](const VersionFacts& facts, bool released) {
+                   return MayFree(WithoutLeases(facts), released);
+                 };
+               },
+               "a lease is on freed bytes"},
+        Broken{"LabelsBeforeDurable", [](SearchRules& rules) { rules.seen_before_durable = true; },
+               "not durable"},
+        Broken{"AnnouncesBeforeReady",
+               [](SearchRules& rules) { rules.announced_before_ready = true; },
+               "no lease can be granted"},
+        Broken{"EvictsLabelled",
+               [](SearchRules& rules) {
+                 rules.may_evict = [](const VersionFacts& facts) {
+                   return MayEvict(WithoutLabels(facts));
+                 };
+               },
+               "no lease can be granted"},
+        Broken{"UnloadsLabelled",
+               [](SearchRules& rules) {
+                 rules.may_unload = [](const VersionFacts& facts) {
+                   return MayUnload(WithoutLabels(facts));
+                 };
+               },
+               "no lease can be granted"},
+        Broken{"EvictsLeased",
+               [](SearchRules& rules) {
+                 rules.may_evict = [](const VersionFacts& facts) {
+                   return MayEvict(WithoutLeases(facts));
+                 };
+                 rules.may_free = [](const VersionFacts& facts, bool) {
+                   return facts.phase == Phase::kDraining;
+                 };
+               },
+               "a lease is on freed bytes"},
+        Broken{"DeletesLabelled",
+               [](SearchRules& rules) {
+                 rules.may_delete = [](const VersionFacts& facts) {
+                   return MayDelete(WithoutLabels(facts));
+                 };
+               },
+               "names nothing"},
+        Broken{"DeletesLeased",
+               [](SearchRules& rules) {
+                 rules.may_delete = [](const VersionFacts& facts) {
+                   return MayDelete(WithoutLeases(facts));
+                 };
+               },
+               "deleted"},
+        Broken{"ForgetsWhatAFailedWriteNamed",
+               [](SearchRules& rules) { rules.failed_write_is_forgotten = true; },
+               "a label on disk names nothing"},
+        Broken{"GivesUpOnAFailedWrite",
+               [](SearchRules& rules) { rules.failed_write_is_not_undone = true; }, "not durable"},
+        Broken{"GrantsWhileFreeing",
+               [](SearchRules& rules) {
+                 rules.may_grant = [](const VersionFacts& facts) {
+                   return MayGrant(InReady(facts));
+                 };
+               },
+               "a lease is on freed bytes"},
+        Broken{"LabelsWhatIsNotReady",
+               [](SearchRules& rules) {
+                 rules.may_label = [](const VersionFacts&) { return Verdict::kYes; };
+               },
+               "not READY"},
+        Broken{"DoesNotHoldTargets",
+               [](SearchRules& rules) { rules.not_held_while_written = true; }, "READY"},
+        Broken{"LosesABookingOnFailure",
+               [](SearchRules& rules) { rules.failed_load_keeps_booking = true; },
+               "a booking has no bytes"},
+        Broken{"GivesBookingsBackTooEarly",
+               [](SearchRules& rules) { rules.booking_ends_with_drain = true; },
+               "bytes are not booked"},
+        Broken{"FlipsSetsOneByOne", [](SearchRules& rules) { rules.sets_flip_one_by_one = true; },
+               "half of a set"},
+        Broken{"KeepsThePageInAGap", [](SearchRules& rules) { rules.gap_keeps_page = true; },
+               "no lease can be granted"},
+        Broken{"NeverBelievesARepair",
+               [](SearchRules& rules) { rules.repair_stays_quarantined = true; }, "READY again"},
+        Broken{"WakesNobody", [](SearchRules& rules) { rules.lost_wake_up = true; },
+               "READY again"}),
+    [](const auto& broken) { return std::string(broken.param.name); });
+
+}  // namespace
+}  // namespace modelhost

@@ -1,0 +1,124 @@
+// A model of all that can happen to two models of three versions, small enough to explore whole:
+// loads, leases, labels in memory, on disk and in the page, their transactions and swaps (also of
+// both models at once, and with a gap), bookings, evictions, drains that release, bad bytes,
+// deletion, and a crash at every point.
+//
+// What the daemon decides is decided here by the very same code: VersionTracks for every change of
+// a track, lifecycle_policy.h for the rest. Around it, this says what may happen next; the steps
+// are those of manager_*.cc, each as fine as a crash can tell apart.
+//
+// Bounds: bytes are counted in versions (kCapacity of them fit), one lease to a version and
+// kMostLeases in all, one version with bad bytes at a time, one swap and one write of the labels at
+// a time.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "daemon/registry/lifecycle_policy.h"
+#include "daemon/registry/version_state.h"
+
+namespace modelhost {
+
+inline constexpr int kSearchModels = 2;
+inline constexpr int kSearchVersions = 3;
+inline constexpr int kCapacity = 3;
+inline constexpr int kMostLeases = 2;
+
+enum class SearchDir : uint8_t { kAbsent, kGood, kBad };
+
+struct SearchVersion {
+  VersionTracks tracks;
+  SearchDir dir = SearchDir::kGood;
+  bool known = true;  // In the daemon's books.
+  bool lease = false;
+  bool released = false;  // The lease is on bytes that a deadline let go.
+  bool unload_asked = false;
+  bool booked = false;
+  bool waits = false;  // To be loaded as soon as it is freed, or there is room.
+  // What names it.
+  bool label = false;  // In memory.
+  bool label_on_disk = false;
+  bool label_in_page = false;
+  bool maybe_labelled = false;
+  bool swap_target = false;
+  bool write_target = false;
+};
+
+enum class LabelWrite : uint8_t {
+  kNone,
+  kBegun,      // Checked and held; the rename has not happened.
+  kRenamed,    // It has, and nobody was told yet.
+  kRestoring,  // It failed: the old labels are written again.
+};
+
+enum class SearchSwap : uint8_t { kNone, kWaiting, kFlipping };
+
+struct SearchState {
+  struct Model {
+    std::array<SearchVersion, kSearchVersions> versions;
+    bool written = false;  // The write under way moves this model's label.
+  };
+  std::array<Model, kSearchModels> models;
+  LabelWrite write = LabelWrite::kNone;
+  SearchSwap swap = SearchSwap::kNone;
+  bool gap = false;       // The swap lets the old versions leave first.
+  bool in_doubt = false;  // A write failed, and what the disk has now is not known.
+};
+
+struct SearchKey {
+  std::array<uint64_t, kSearchModels> words{};
+  friend bool operator==(const SearchKey&, const SearchKey&) = default;
+  template <typename H>
+  friend H AbslHashValue(H h, const SearchKey& key) {
+    return H::combine(std::move(h), key.words[0], key.words[1]);
+  }
+};
+// The same for states that differ only in which model or version is which.
+SearchKey EncodeSearchState(const SearchState& state);
+SearchState DecodeSearchState(const SearchKey& key);
+
+// The rules, each replaceable by a broken one.
+struct SearchRules {
+  std::function<Verdict(const VersionFacts&)> may_grant = MayGrant;
+  std::function<Verdict(const VersionFacts&)> may_label = MayLabel;
+  std::function<Verdict(const VersionFacts&)> may_unload = MayUnload;
+  std::function<bool(const VersionFacts&)> may_evict = MayEvict;
+  std::function<bool(const VersionFacts&, bool)> may_free = MayFree;
+  std::function<Verdict(const VersionFacts&)> may_delete = MayDelete;
+  bool seen_before_durable = false;        // Labels move before they are on disk.
+  bool announced_before_ready = false;     // The page shows what is still loading.
+  bool not_held_while_written = false;     // Nothing keeps the targets of a write READY.
+  bool failed_load_keeps_booking = false;  // The booking of a failed load is not given back.
+  bool booking_ends_with_drain = false;    // It is given back before the bytes are.
+  bool sets_flip_one_by_one = false;       // A set's labels are written one after the other.
+  bool failed_write_is_forgotten = false;  // What a failed write named may be deleted.
+  bool failed_write_is_not_undone =
+      false;                              // The old labels are written again once, not until done.
+  bool repair_stays_quarantined = false;  // Bytes that are good again are not believed.
+  bool gap_keeps_page = false;            // The old version drains while the page shows it.
+  bool lost_wake_up = false;              // Nobody tells those who wait that there is room.
+};
+
+struct SearchStep {
+  std::string name;  // "load m0 v1"
+  // Whether it is the daemon's own, or what an operator would do to get his model back; progress is
+  // by these alone.
+  bool helps = false;
+  SearchState next;
+  std::string violation;  // The step itself broke something.
+};
+// Calls `take` with each step that can be made from `state`.
+void ForEachSearchStep(const SearchState& state, const SearchRules& rules,
+                       const std::function<void(SearchStep&&)>& take);
+
+// What must not be, in words; empty when all is well.
+std::string FindViolation(const SearchState& state);
+// Every model that has a label has a READY version under it.
+bool EveryLabelServes(const SearchState& state);
+
+std::string DescribeSearchState(const SearchState& state);
+
+}  // namespace modelhost

@@ -1,0 +1,472 @@
+// Operations as such: who takes whose place, what is tried again, what can be cancelled while its
+// worker hangs, and what a restart knows of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cerrno>
+
+#include "daemon/registry/model_manager_test_fixture.h"
+
+namespace modelhost {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class JournalObserver : public Observer {
+ public:
+  void OnJournalError(const absl::Status& status) override { errors.push_back(status); }
+  void OnLoadRetry(const VersionKey&, int attempt, absl::Duration delay,
+                   const absl::Status&) override {
+    attempts.push_back(attempt);
+    delays.push_back(delay);
+  }
+  std::vector<absl::Status> errors;
+  std::vector<int> attempts;
+  std::vector<absl::Duration> delays;
+};
+
+class ManagerOperationsTest : public ManagerTest {
+ protected:
+  void TearDown() override {
+    Unblock();
+    ManagerTest::TearDown();
+  }
+  void Start(ManagerOptions options = {}) {
+    Boot(std::move(options));
+    OnLoop([&] { manager_->AddObserver(&told_); });
+  }
+  static ManagerOptions Quick(int most = 3) {
+    ManagerOptions options;
+    options.retry = {most, absl::Milliseconds(1), absl::Milliseconds(20), 0.2};
+    return options;
+  }
+  static ManagerOptions Slow() {
+    ManagerOptions options;
+    options.retry = {5, absl::Hours(1), absl::Hours(1), 0};
+    return options;
+  }
+  // From now on calls of `call` hang, until Unblock.
+  void Block(const std::string& call) {
+    os_->Before(call, [this] {
+      hanging_.store(true);
+      release_.WaitForNotification();
+    });
+  }
+  void AwaitHanging() {
+    Eventually([this] { return hanging_.load(); });
+  }
+  void Unblock() {
+    if (!release_.HasBeenNotified()) release_.Notify();
+  }
+  OperationSnapshot Now(OperationId id) {
+    return OnLoop([&] { return *manager_->GetOperation(id); });
+  }
+  absl::Status Cancel(OperationId id) {
+    return OnLoop([&] { return manager_->CancelOperation(id); });
+  }
+  // CANCELLED in the same turn, whatever its worker does.
+  void ExpectCancelledAtOnce(OperationId id) {
+    const auto ended = OnLoop([&] {
+      EXPECT_TRUE(manager_->CancelOperation(id).ok());
+      return *manager_->GetOperation(id);
+    });
+    EXPECT_EQ(ended.state, OperationState::kCancelled) << ended.status;
+    EXPECT_EQ(ended.successor, 0U);
+    EXPECT_EQ(Cancel(id).code(), absl::StatusCode::kFailedPrecondition);
+  }
+  OperationId StartLoad(uint64_t version) {
+    return *OnLoop([&] { return manager_->Load({"planner", version}, 7); });
+  }
+  OperationId StartUnload(uint64_t version) {
+    return *OnLoop([&] {
+      return manager_->Unload({"planner", version}, absl::InfiniteDuration(), false, 0);
+    });
+  }
+  OperationId StartSwap(uint64_t version) {
+    SwapRequest request;
+    request.targets = {{"planner", version}};
+    return *OnLoop([&] { return manager_->Swap(request, 0); });
+  }
+  // A publish whose descriptors have come.
+  OperationId StartPublish(uint64_t version, const std::string& bytes) {
+    WriteFile(base_ / "source/model.safetensors", bytes);
+    Peer owner;
+    owner.uid = ::geteuid();
+    const PublishRequest request{"planner", version, {{"model.safetensors", bytes.size()}}, "", {}};
+    const auto ticket = OnLoop([&] { return *manager_->PublishFromDescriptors(request, owner); });
+    std::vector<UniqueFd> fds;
+    fds.push_back(*real_os_.OpenFileAt(*real_os_.OpenDir(base_ / "source"), "model.safetensors"));
+    EXPECT_TRUE(OnLoop([&] {
+                  return manager_->OfferUpload(owner, ticket.ticket, 0, std::move(fds), true);
+                }).ok());
+    return ticket.operation;
+  }
+  void AwaitPhase(OperationId id, const std::string& phase) {
+    Eventually([&, id, phase] { return manager_->GetOperation(id)->phase == phase; });
+  }
+
+  JournalObserver told_;
+  absl::Notification release_;
+  std::atomic<bool> hanging_{false};
+};
+
+// --- Who takes whose place
+
+TEST_F(ManagerOperationsTest, ANewerSwapIsTheSuccessorOfTheOlderOne) {
+  Start();
+  Block("Populate");
+  const OperationId older = StartSwap(1);
+  const OperationId newer = StartSwap(2);
+  const auto ended = Now(older);
+  EXPECT_EQ(ended.state, OperationState::kAborted);
+  EXPECT_EQ(ended.successor, newer);
+  EXPECT_EQ(ended.status.message(), absl::StrCat("planner:stable: superseded by op-", newer));
+  Unblock();
+  EXPECT_EQ(Await(newer).state, OperationState::kSucceeded);
+}
+
+TEST_F(ManagerOperationsTest, AnUnloadIsTheSuccessorOfTheLoad) {
+  Start();
+  Block("Populate");
+  const OperationId load = StartLoad(1);
+  AwaitHanging();
+  const OperationId unload = StartUnload(1);
+  EXPECT_EQ(Now(load).state, OperationState::kAborted);
+  EXPECT_EQ(Now(load).successor, unload);
+  Unblock();
+  EXPECT_EQ(Await(unload).state, OperationState::kSucceeded);
+}
+
+TEST_F(ManagerOperationsTest, ALoadIsTheSuccessorOfAnUnloadThatWaits) {
+  Start();
+  ASSERT_TRUE(Load(1).status.ok());
+  const SessionId session = NewSession();
+  ASSERT_TRUE(Acquire(session, {"planner", "", 1, {}}).ok());
+  const OperationId unload = StartUnload(1);
+  const OperationId load = StartLoad(1);
+  EXPECT_EQ(Now(unload).state, OperationState::kAborted);
+  EXPECT_EQ(Now(unload).successor, load);
+  EXPECT_EQ(Now(load).state, OperationState::kSucceeded);
+}
+
+TEST_F(ManagerOperationsTest, IdenticalOnesUnderWayAreOne) {
+  Start();
+  ASSERT_TRUE(Swap(1).status.ok());
+  ASSERT_TRUE(Swap(2).status.ok());
+  ASSERT_TRUE(Swap(1).status.ok());
+  ASSERT_TRUE(Await(StartUnload(2)).status.ok());
+  Block("Populate");
+  const OperationId swap = StartSwap(2);
+  EXPECT_EQ(StartSwap(2), swap);
+  EXPECT_EQ(*OnLoop([&] { return manager_->Rollback("planner", "stable", 2, 0); }), swap);
+  // With a condition it is another wish.
+  SwapRequest compare;
+  compare.targets = {{"planner", 2}};
+  compare.if_current = 1;
+  const OperationId other = *OnLoop([&] { return manager_->Swap(compare, 0); });
+  EXPECT_NE(other, swap);
+  EXPECT_EQ(Now(swap).successor, other);
+  Unblock();
+  EXPECT_EQ(Await(other).state, OperationState::kSucceeded);
+}
+
+// --- Trying again
+
+TEST_F(ManagerOperationsTest, ATransientFailureIsTriedAgainAndSucceeds) {
+  Start(Quick());
+  os_->FailCall("Populate", 1, EIO);
+  os_->FailCall("Populate", 2, EMFILE);
+  const auto ended = Load(1);
+  EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;
+  EXPECT_EQ(PhaseOf(1), Phase::kReady);
+  OnLoop([&] {
+    EXPECT_THAT(told_.attempts, testing::ElementsAre(1, 2));
+    EXPECT_LT(told_.delays[0], told_.delays[1]);
+  });
+}
+
+TEST_F(ManagerOperationsTest, ItGivesUpAfterAsManyTriesAsAllowedAndSaysWhy) {
+  Start(Quick(2));
+  os_->FailFrom("Populate", 1, EIO);
+  const auto ended = Load(1);
+  EXPECT_EQ(ended.state, OperationState::kFailed);
+  EXPECT_THAT(std::string(ended.status.message()), HasSubstr("Populate"));
+  EXPECT_EQ(PhaseOf(1), Phase::kFailed);
+  OnLoop([&] { EXPECT_THAT(told_.attempts, testing::ElementsAre(1, 2)); });
+  // Who asks again gets a series of tries of their own, and the truth again.
+  EXPECT_EQ(Load(1).state, OperationState::kFailed);
+  OnLoop([&] { EXPECT_THAT(told_.attempts, testing::ElementsAre(1, 2, 1, 2)); });
+}
+
+TEST_F(ManagerOperationsTest, PermanentFailuresAreNotTriedAgain) {
+  Start(Slow());
+  os_->FailCall("Populate", 1, EACCES);
+  EXPECT_EQ(Load(1).state, OperationState::kFailed);
+  std::filesystem::permissions(File(2), std::filesystem::perms(0644));
+  WriteFile(File(2), "this is no model at all");
+  std::filesystem::permissions(File(2), std::filesystem::perms(0444));
+  const auto bad = Load(2);
+  EXPECT_EQ(bad.state, OperationState::kFailed);
+  EXPECT_EQ(PhaseOf(2), Phase::kQuarantined);
+  const auto again = Load(2);
+  EXPECT_EQ(again.state, OperationState::kFailed);
+  EXPECT_EQ(again.status, bad.status);
+  EXPECT_EQ(Swap(2).status.message(), bad.status.message());
+  OnLoop([&] { EXPECT_TRUE(told_.attempts.empty()); });
+}
+
+TEST_F(ManagerOperationsTest, WhileItWaitsItSaysSoAndCanBeCancelled) {
+  Start(Slow());
+  os_->FailCall("Populate", 1, EIO);
+  const OperationId id = StartLoad(1);
+  AwaitPhase(id, "retry");
+  const auto waiting = Now(id);
+  EXPECT_EQ(waiting.state, OperationState::kRunning);
+  EXPECT_EQ(waiting.attempts, 1U);
+  EXPECT_GT(waiting.next_try, clock_.Wall() + absl::Minutes(50));
+  EXPECT_THAT(waiting.message, HasSubstr("Populate"));
+  EXPECT_EQ(PhaseOf(1), Phase::kFailed);
+  ExpectCancelledAtOnce(id);
+  EXPECT_EQ(PhaseOf(1), Phase::kFailed);
+  EXPECT_EQ(Version(1).error.code(), absl::StatusCode::kDataLoss);
+}
+
+TEST_F(ManagerOperationsTest, AnExplicitRequestDoesNotWaitForTheNextTry) {
+  Start(Slow());
+  os_->FailCall("Populate", 1, EIO);
+  const OperationId id = StartLoad(1);
+  AwaitPhase(id, "retry");
+  EXPECT_EQ(StartLoad(1), id);
+  EXPECT_EQ(Await(id).state, OperationState::kSucceeded);
+
+  os_->FailCall("Populate", 1, EIO);
+  const OperationId swap = StartSwap(2);
+  AwaitPhase(swap, "retry");
+  EXPECT_EQ(StartSwap(2), swap);
+  EXPECT_EQ(Await(swap).state, OperationState::kSucceeded);
+}
+
+TEST_F(ManagerOperationsTest, AnUnloadEndsALoadThatWaitsForItsNextTry) {
+  Start(Slow());
+  os_->FailCall("Populate", 1, EIO);
+  const OperationId load = StartLoad(1);
+  AwaitPhase(load, "retry");
+  const OperationId unload = StartUnload(1);
+  EXPECT_EQ(Now(unload).state, OperationState::kSucceeded);
+  EXPECT_EQ(Now(load).successor, unload);
+}
+
+TEST_F(ManagerOperationsTest, WhatALabelNamesIsTriedForAsLongAsItTakes) {
+  Start();
+  ASSERT_TRUE(Swap(1).status.ok());
+  Shutdown();
+  const auto place = base_ / "store/models/planner/versions/1";
+  std::filesystem::rename(place, base_ / "elsewhere");
+  Boot(Quick(2));
+  os_->FailFrom("Populate", 1, EIO);
+  std::filesystem::rename(base_ / "elsewhere", place);
+  ASSERT_TRUE(Rescan().ok());
+  // Far more often than an operation would be.
+  Eventually([&] { return os_->calls("Populate") > 8; });
+  os_->Heal();
+  Eventually([&] { return manager_->Version({"planner", 1})->phase == Phase::kReady; });
+}
+
+// --- Cancelling while the worker hangs
+
+TEST_F(ManagerOperationsTest, ALoadIsCancelledAtOnce) {
+  Start();
+  Block("Populate");
+  const OperationId id = StartLoad(1);
+  AwaitHanging();
+  ExpectCancelledAtOnce(id);
+  Unblock();
+  Eventually([&] { return manager_->Version({"planner", 1})->phase == Phase::kStaged; });
+}
+
+TEST_F(ManagerOperationsTest, ASwapIsCancelledAtOnceAndChangesNothing) {
+  Start();
+  ASSERT_TRUE(Swap(1).status.ok());
+  Block("Populate");
+  const OperationId id = StartSwap(2);
+  AwaitHanging();
+  ExpectCancelledAtOnce(id);
+  Unblock();
+  EXPECT_EQ(OnLoop([&] { return manager_->Resolve("planner", "stable")->version; }), 1U);
+}
+
+TEST_F(ManagerOperationsTest, ARollbackIsCancelledAtOnce) {
+  Start();
+  ASSERT_TRUE(Swap(1).status.ok());
+  ASSERT_TRUE(Swap(2).status.ok());
+  ASSERT_TRUE(Await(StartUnload(1)).status.ok());
+  Block("Populate");
+  const OperationId id = *OnLoop([&] { return manager_->Rollback("planner", "", 0, 0); });
+  AwaitHanging();
+  ExpectCancelledAtOnce(id);
+}
+
+TEST_F(ManagerOperationsTest, AVerificationIsCancelledAtOnce) {
+  Start();
+  Block("ReadAt");
+  const OperationId id = *OnLoop([&] { return manager_->Verify({"planner", 1}, 0); });
+  AwaitHanging();
+  ExpectCancelledAtOnce(id);
+  // The next one is not the one that was cancelled.
+  const OperationId next = *OnLoop([&] { return manager_->Verify({"planner", 1}, 0); });
+  EXPECT_NE(next, id);
+  Unblock();
+  EXPECT_EQ(Await(next).state, OperationState::kSucceeded);
+}
+
+TEST_F(ManagerOperationsTest, AnUnloadIsCancelledAtOnceWhereverItWaits) {
+  Start();
+  ASSERT_TRUE(Load(1).status.ok());
+  const SessionId session = NewSession();
+  ASSERT_TRUE(Acquire(session, {"planner", "", 1, {}}).ok());
+  ExpectCancelledAtOnce(StartUnload(1));
+  EXPECT_EQ(PhaseOf(1), Phase::kReady);
+
+  Block("Populate");  // For a load to come to rest.
+  StartLoad(2);
+  AwaitHanging();
+  ExpectCancelledAtOnce(StartUnload(2));
+}
+
+TEST_F(ManagerOperationsTest, APublishIsCancelledAtOnceAndPutsNothingInPlace) {
+  Start();
+  Block("WriteAt");
+  const OperationId id = StartPublish(9, SafetensorsBytes({{"w", {1, 2}}}));
+  AwaitHanging();
+  ExpectCancelledAtOnce(id);
+  Unblock();
+  Eventually([&] {
+    return std::filesystem::is_empty(base_ / "store/incoming") &&
+           !std::filesystem::exists(base_ / "store/models/planner/versions/9");
+  });
+  EXPECT_TRUE(Rescan().ok());
+  EXPECT_FALSE(OnLoop([&] { return manager_->Version({"planner", 9}).ok(); }));
+}
+
+TEST_F(ManagerOperationsTest, APublishThatIsBeingPutInPlaceCannotBeCancelledAndTellsTheTruth) {
+  Start();
+  Block("RenameNoReplace");
+  const OperationId id = StartPublish(9, SafetensorsBytes({{"w", {1, 2}}}));
+  AwaitHanging();
+  const absl::Status refused = Cancel(id);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("being put in place"));
+  EXPECT_EQ(Now(id).state, OperationState::kRunning);
+  Unblock();
+  EXPECT_EQ(Await(id).state, OperationState::kSucceeded);
+  EXPECT_EQ(PhaseOf(9), Phase::kStaged);
+}
+
+// --- The journal
+
+TEST_F(ManagerOperationsTest, ARestartKnowsWhatWasDoneAndNumbersGoOn) {
+  Start();
+  const auto done = Swap(1);
+  const auto failed = OnLoop([&] { return manager_->Load({"planner", 1}, 7); });
+  Await(failed);
+  Shutdown();
+  Boot();
+  const auto list = OnLoop([&] { return manager_->ListOperations(); });
+  const auto old = Now(done.id);
+  EXPECT_EQ(old.state, OperationState::kSucceeded);
+  EXPECT_EQ(old.kind, OperationKind::kSwap);
+  EXPECT_EQ(old.label, "stable");
+  ASSERT_EQ(old.result.changes.size(), 1U);
+  EXPECT_EQ(old.result.changes[0].to, 1U);
+  EXPECT_EQ(Now(*failed).requested_by_uid, 7U);
+  EXPECT_GT(StartLoad(2), list.front().id);
+}
+
+TEST_F(ManagerOperationsTest, WhatRanWhenTheDaemonDiedIsAborted) {
+  Start();
+  ASSERT_TRUE(Swap(1).status.ok());
+  Block("Populate");
+  const OperationId load = StartLoad(2);
+  AwaitHanging();
+  // As it stands on the disk at this moment.
+  const auto copy = base_ / "copy.jsonl";
+  const auto journal = base_ / "state/operations.jsonl";
+  Eventually([&] {
+    std::filesystem::copy_file(journal, copy, std::filesystem::copy_options::overwrite_existing);
+    std::ifstream in(copy);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    return text.find(absl::StrCat("\"id\": ", load, ",")) != std::string::npos;
+  });
+  Unblock();
+  Shutdown();
+  // A swap that had moved its label, but had not said so yet.
+  std::ofstream(copy, std::ios::app)
+      << "{\"id\": 90,\"kind\": \"swap\",\"state\": \"RUNNING\",\"model\": "
+         "\"planner\",\"version\": 1,"
+         "\"label\": \"stable\",\"uid\": 0,\"started\": \"2026-01-01T00:00:00Z\"}\n"
+      << "{\"id\": 91,\"kin";
+  std::filesystem::copy_file(copy, journal, std::filesystem::copy_options::overwrite_existing);
+  Boot();
+  const auto aborted = Now(load);
+  EXPECT_EQ(aborted.state, OperationState::kAborted);
+  EXPECT_EQ(aborted.successor, 0U);
+  EXPECT_THAT(std::string(aborted.status.message()), HasSubstr("the daemon ended before it did"));
+  EXPECT_THAT(std::string(aborted.status.message()), HasSubstr("modelctl load planner@2"));
+  EXPECT_THAT(std::string(Now(90).status.message()), HasSubstr("planner:stable is at 1"));
+  EXPECT_EQ(StartLoad(2), 91U);
+  Shutdown();
+  Boot();  // That they were aborted stands in the journal by now.
+  EXPECT_EQ(Now(load).status, aborted.status);
+}
+
+TEST_F(ManagerOperationsTest, ABrokenJournalStopsNothingAndIsTold) {
+  WriteFile(base_ / "state/operations.jsonl", "nonsense\n");
+  Boot();
+  EXPECT_NE(OnLoop([&] { return manager_->Status().journal_error; }), "");
+  EXPECT_TRUE(Load(1).status.ok());
+  EXPECT_TRUE(std::filesystem::exists(base_ / "state/operations.jsonl.broken"));
+  Eventually([&] { return manager_->Status().journal_error.empty(); });
+}
+
+TEST_F(ManagerOperationsTest, AJournalThatCannotBeWrittenStopsNoOperation) {
+  Start();
+  ASSERT_TRUE(Load(1).status.ok());
+  Eventually([&] { return std::filesystem::exists(base_ / "state/operations.jsonl"); });
+  os_->FailFrom("WriteAt", 1, ENOSPC);
+  const OperationSnapshot id = Load(2);
+  EXPECT_TRUE(id.status.ok());
+  Eventually([&] { return !told_.errors.empty(); });
+  EXPECT_THAT(OnLoop([&] { return manager_->Status().journal_error; }),
+              HasSubstr("operations.jsonl"));
+  os_->Heal();
+  Shutdown();  // Writes it once more.
+  Boot();
+  EXPECT_EQ(Now(id.id).state, OperationState::kSucceeded);
+}
+
+// --- Events
+
+TEST_F(ManagerOperationsTest, EventsOfAllModelsStandInOneOrder) {
+  Put(1, {9}, "other");
+  Start();
+  ASSERT_TRUE(Swap(1).status.ok());
+  ASSERT_TRUE(Load(1, "other").status.ok());
+  const EventPage page = OnLoop([&] { return manager_->EventsAfter(0, 1000); });
+  std::vector<std::string> seen;
+  for (size_t i = 0; i < page.events.size(); ++i) {
+    EXPECT_EQ(page.events[i].sequence, i + 1);
+    seen.push_back(absl::StrCat(page.events[i].model, " ", page.events[i].what));
+  }
+  for (const char* expected : {"planner swap started", "planner ready", "planner label",
+                               "planner swap succeeded", "other load succeeded"}) {
+    EXPECT_THAT(seen, Contains(expected));
+  }
+  EXPECT_EQ(OnLoop([&] { return manager_->EventsAfter(page.next, 10).events.size(); }), 0U);
+}
+
+}  // namespace
+}  // namespace modelhost

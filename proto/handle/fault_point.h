@@ -1,0 +1,91 @@
+// Places at which a test ends the process, as `kill -9` or a power failure would.
+//
+//   FaultPoint("publish.after_rename");
+//
+// In the programs that ship this calls an empty function (fault_point_none.cc). The test programs
+// modelhostd-faulty and modelctl-faulty and the library libmodelhost-faulty.so are linked with
+// tests/faults/fault_point_armed.cc instead, which reads MODELHOST_FAULT_POINT and
+// MODELHOST_FAULT_LIST. A name that is not in the list below does not compile;
+// tests/integration/test_crash.py sees to it that each is reached. Any thread.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+namespace modelhost {
+
+inline constexpr auto kFaultPoints = std::to_array<std::string_view>({
+    // The daemon. Its start:
+    "start.epoch_saved",
+    "start.swept",
+    "start.scanned",
+    "start.serving",
+    // A small file of the state directory or the store is replaced:
+    "file.written",
+    "file.kept",
+    "file.renamed",
+    "file.synced",
+    // Publish and repair:
+    "publish.staged",
+    "publish.file",
+    "publish.manifest",
+    "publish.before_rename",
+    "publish.renamed",
+    "publish.synced",
+    "publish.done",
+    "repair.moved_aside",
+    "repair.published",
+    // Load:
+    "load.opened",
+    "load.booked",
+    "load.mapped",
+    "load.read",
+    "load.pinned",
+    "load.indexed",
+    "load.ready",
+    // Labels:
+    "flip.held",
+    "flip.saved",
+    "flip.remembered",
+    "flip.half_written",
+    "flip.seen",
+    // A lease:
+    "grant.noted",
+    // Drain and free:
+    "drain.begun",
+    "drain.freeing",
+    "drain.freed",
+    // modelctl's publish by descriptors:
+    "ctl.ticket",
+    "ctl.connected",
+    "ctl.some_sent",
+    "ctl.all_sent",
+    // The client library:
+    "client.hello_sent",
+    "client.connected",
+    "client.acquire_sent",
+    "client.granted",
+    "client.mapped",
+    "client.released",
+});
+
+// A name of the list.
+class FaultName {
+ public:
+  consteval FaultName(const char* name) : name_(name) {  // NOLINT(google-explicit-constructor)
+    if (std::find(kFaultPoints.begin(), kFaultPoints.end(), name) == kFaultPoints.end()) {
+      IsNotInTheList();  // Stops the compiler: no constant calls it.
+    }
+  }
+  const char* c_str() const { return name_; }
+
+ private:
+  static void IsNotInTheList();  // Nowhere.
+
+  const char* name_;
+};
+
+void FaultPoint(FaultName name);
+
+}  // namespace modelhost

@@ -1,0 +1,7 @@
+#include "proto/handle/fault_point.h"
+
+namespace modelhost {
+
+void FaultPoint(FaultName /*name*/) {}
+
+}  // namespace modelhost
