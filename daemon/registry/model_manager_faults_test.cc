@@ -371,8 +371,8 @@ TEST_F(ManagerFaultsTest, ADryRunRefusesWhatTheSwapWould) {
   SwapRequest request;
   request.targets = {{"planner", 2}};
   EXPECT_EQ(plan(request), absl::StatusCode::kOk);
-  request.strategy = "resource";
-  EXPECT_EQ(plan(request), absl::StatusCode::kUnimplemented);
+  request.strategy = "fastest";
+  EXPECT_EQ(plan(request), absl::StatusCode::kInvalidArgument);
   request.strategy = "auto";
   request.if_current = 2;
   EXPECT_EQ(plan(request), absl::StatusCode::kFailedPrecondition);
