@@ -35,7 +35,7 @@ class RoomCount {
   // The numbers of the last Count.
   bool FitsIn(size_t pool) const {
     const PoolPicture& picture = picture_.pools[pool];
-    if (picture.limit_bytes == UINT64_MAX) return true;
+    if (picture.limit_bytes == UINT64_MAX || need_[pool] == 0) return true;
     const uint64_t stays = picture.reserved_bytes - std::min(picture.reserved_bytes, freed_[pool]);
     return stays <= picture.limit_bytes && need_[pool] <= picture.limit_bytes - stays;
   }

@@ -374,6 +374,8 @@ TEST_F(ManagerFaultsTest, ADryRunRefusesWhatTheSwapWould) {
   request.strategy = "resource";
   EXPECT_EQ(OnLoop([&] { return manager_->PlanSwap(request)->refused.code(); }),
             absl::StatusCode::kFailedPrecondition);  // Without allow_downtime.
+  request.strategy = "fastest";
+  EXPECT_EQ(plan(request), absl::StatusCode::kInvalidArgument);
   request.strategy = "auto";
   request.if_current = 2;
   EXPECT_EQ(plan(request), absl::StatusCode::kFailedPrecondition);
