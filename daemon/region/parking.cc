@@ -108,7 +108,7 @@ std::shared_ptr<const void> Parking::Park(const ResidentVersion& version,
       thread_.Post([this, told, batch = std::move(batch)] {
         told->status = Tell(batch);
         told->done.Notify();
-        absl::MutexLock lock(&mutex_);
+        absl::MutexLock told_all(&mutex_);
         if (--waiting_ == 0) hangs_ = false;
       });
     }
