@@ -193,9 +193,9 @@ class Activation(Case):
         self.configure(REQUIRED.format(residency="pinned"))
         HOST.run("systemctl", "start", "--no-block", UNIT)
         # It answers, and says what it waits for; systemd still waits.
-        status = self.json("status")
-        self.assertFalse(status["ready"])
-        self.assertIn("gate", " ".join(status["notReady"]))
+        harness.wait_for("a status that names the model", lambda: "gate" in " ".join(
+            self.json("status")["notReady"]), DEADLINE_S)
+        self.assertFalse(self.json("status")["ready"])
         self.assertEqual(self.active(), "activating")
         self.serve("gate", 1)
         self.wait_active("a service that became ready with its model")
