@@ -266,6 +266,12 @@ class Daemon {
     s_.write = LabelWrite::kNone;
   }
 
+  void EndSwap() {
+    s_.swap = SearchSwap::kNone;
+    s_.gap = false;
+    ForEach([](SearchVersion& v) { v.swap_target = false; });
+  }
+
   void FailSwap() {
     const bool had_gap = s_.gap;
     EndSwap();
@@ -365,12 +371,6 @@ class Daemon {
 
   void EndWrite() {
     for (SearchState::Model& model : s_.models) EndWriteOf(model);
-  }
-
-  void EndSwap() {
-    s_.swap = SearchSwap::kNone;
-    s_.gap = false;
-    ForEach([](SearchVersion& v) { v.swap_target = false; });
   }
 
   void Forbid(const std::string& what) {
@@ -642,8 +642,9 @@ class Steps {
         for (SearchVersion& v : next.models[m].versions) {
           if (v.swap_target) to[m] = &v;
         }
-        moved[m] = to[m] != nullptr;
+        moved[m] = to[m] != nullptr && !to[m]->label;
       }
+      if (!moved[0] && !moved[1]) return daemon.EndSwap();
       next.swap = SearchSwap::kFlipping;
       daemon.BeginWrite(to, moved);
     });
@@ -727,12 +728,13 @@ std::string FindViolation(const SearchState& state) {
   std::array<bool, kSearchModels> moved_on_disk{};
   for (int m = 0; m < kSearchModels; ++m) {
     const SearchState::Model& model = state.models[m];
-    set = set && std::ranges::any_of(model.versions, &SearchVersion::swap_target);
+    // Both of its labels move: one that is there already when the other flips is no half.
+    set = set && model.written;
     for (const SearchVersion& v : model.versions) {
       const bool bytes = v.tracks.host_tier != HostTier::kNone;
       booked += v.booked;
-      moved[m] = moved[m] || (v.swap_target && v.label);
-      moved_on_disk[m] = moved_on_disk[m] || (v.swap_target && v.label_on_disk);
+      moved[m] = moved[m] || (v.write_target && v.label);
+      moved_on_disk[m] = moved_on_disk[m] || (v.write_target && v.label_on_disk);
       if (v.label_on_disk && v.dir == SearchDir::kAbsent) return "a label on disk names nothing";
       if (v.label && v.dir == SearchDir::kAbsent) return "a label in memory names nothing";
       if (v.label_in_page && !(v.tracks.phase == Phase::kReady && bytes)) {
@@ -752,8 +754,8 @@ std::string FindViolation(const SearchState& state) {
     }
   }
   if (booked > kCapacity) return "more is booked than there is";
-  if (set && state.swap == SearchSwap::kFlipping &&
-      (moved[0] != moved[1] || moved_on_disk[0] != moved_on_disk[1])) {
+  const bool half_on_disk = !state.in_doubt && moved_on_disk[0] != moved_on_disk[1];
+  if (set && (moved[0] != moved[1] || half_on_disk)) {
     return "half of a set has moved";
   }
   return "";

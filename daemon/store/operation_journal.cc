@@ -11,6 +11,7 @@
 #include "daemon/store/atomic_file.h"
 #include "daemon/store/json_reader.h"
 #include "daemon/store/json_writer.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -230,6 +231,7 @@ absl::Status OperationJournal::Append(const std::vector<JournalRecord>& records)
   std::string text;
   for (const JournalRecord& record : records) text += SerializeJournalRecord(record);
   absl::Status done = os_.WriteAt(file_, bytes_, std::as_bytes(std::span(text)));
+  FaultPoint("journal.written");
   if (done.ok()) done = os_.Sync(file_);
   if (!done.ok()) {
     // Whatever is behind the last good line now, the next write does not build on it.
@@ -254,7 +256,9 @@ absl::Status OperationJournal::Rewrite(const std::vector<JournalRecord>& all, ui
   }
   if (done.ok()) done = os_.WriteAt(*file, 0, std::as_bytes(std::span(text)));
   if (done.ok()) done = os_.Sync(*file);
+  FaultPoint("journal.fresh");
   if (done.ok()) done = os_.Rename(state_dir_, kFreshJournal, state_dir_, kJournalName);
+  FaultPoint("journal.renamed");
   if (done.ok()) done = os_.Sync(state_dir_);
   if (!done.ok()) {
     (void)os_.RemoveFileAt(state_dir_, kFreshJournal);  // If it is there.

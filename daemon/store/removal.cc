@@ -10,6 +10,7 @@
 #include "absl/strings/strip.h"
 #include "daemon/store/atomic_file.h"
 #include "daemon/store/manifest.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 namespace {
@@ -146,6 +147,7 @@ absl::StatusOr<RemovedVersion> RemovedVersion::MoveAside(Store& store, VerifiedF
     put_back_mode();
     return Prefix(ref, done);
   }
+  FaultPoint("delete.renamed");
   done = os.Sync(*incoming);
   if (done.ok()) done = os.Sync(*versions);
   if (!done.ok()) {
@@ -158,6 +160,7 @@ absl::StatusOr<RemovedVersion> RemovedVersion::MoveAside(Store& store, VerifiedF
     return Prefix(ref, done);
   }
   *gone = true;
+  FaultPoint("delete.synced");
   // It was made for these files alone. What stays is found by the next collection.
   (void)os.RemoveFileAt(state_dir, absl::StrCat(kManifestsDir, "/", model, "/", version, ".json"));
   store.ForgetVersion(model, version);
@@ -166,7 +169,9 @@ absl::StatusOr<RemovedVersion> RemovedVersion::MoveAside(Store& store, VerifiedF
 }
 
 absl::Status RemovedVersion::Remove() {
+  FaultPoint("delete.removing");
   const absl::Status removed = RemoveAt(*os_, *incoming_, name_);
+  FaultPoint("delete.removed");
   for (const Shared& file : shared_) {
     auto now = os_->Stat(file.fd);
     if (!now.ok() || now->mtime_ns != file.before.mtime_ns || now->bytes != file.before.bytes) {

@@ -56,6 +56,15 @@ inline constexpr auto kFaultPoints = std::to_array<std::string_view>({
     "drain.begun",
     "drain.freeing",
     "drain.freed",
+    // A version leaves the store:
+    "delete.renamed",
+    "delete.synced",
+    "delete.removing",
+    "delete.removed",
+    // The journal of operations:
+    "journal.written",
+    "journal.fresh",
+    "journal.renamed",
     // modelctl's publish by descriptors:
     "ctl.ticket",
     "ctl.connected",

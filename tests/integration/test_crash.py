@@ -14,7 +14,7 @@ import signal
 import subprocess
 
 import models
-from harness import (EXIT_INTEGRITY, EXIT_OK, PROGRAMS, ROOT, Case, Client, Daemon,
+from harness import (EXIT_INTEGRITY, EXIT_NOT_FOUND, EXIT_OK, PROGRAMS, ROOT, Case, Client, Daemon,
                      wait_for)
 import harness
 
@@ -265,6 +265,17 @@ class CrashOfTheDaemon(CrashCase):
         self.kill_at_each_step(lambda daemon: daemon.ctl_start("unload", "planner@2"),
                                lambda daemon, client: self.do(daemon, "unload", "planner@2"),
                                lambda daemon: self.do(daemon, "load", "planner@2"))
+
+    def test_delete(self):
+        delete = ("delete", "planner@2", "--yes")
+
+        def check(daemon, client):
+            there = (daemon.store / "models/planner/versions/2").exists()
+            self.do(daemon, *delete, expect=EXIT_OK if there else EXIT_NOT_FOUND)
+            self.assertFalse((daemon.store / "models/planner/versions/2").exists())
+
+        self.kill_at_each_step(lambda daemon: daemon.ctl_start(*delete), check,
+                               only=("delete.", "journal."))
 
     def test_a_grant(self):
         self.waiting = None
