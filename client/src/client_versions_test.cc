@@ -1,4 +1,6 @@
 // The library against daemons of other versions, and programs that were built with other headers.
+#include <string>
+
 #include "client/src/testing/client_fixture.h"
 
 namespace modelhost::testing {
@@ -7,6 +9,11 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr uint32_t kOurs = abi::kFrameAbi;
+constexpr uint32_t kOldest = abi::kFrameAbiMin;
+
+std::string Range(uint32_t from, uint32_t to) {
+  return std::to_string(from) + " to " + std::to_string(to);
+}
 
 TEST_F(ClientTest, ADaemonThatSpeaksANewerProtocolTooIsFine) {
   StartUsual();
@@ -18,8 +25,10 @@ TEST_F(ClientTest, ADaemonThatSpeaksANewerProtocolTooIsFine) {
 
 TEST_F(ClientTest, ADaemonThatSpeaksAnOlderProtocolTooIsFine) {
   StartUsual();
-  server_->SetFaults({.abi_min = kOurs - 1, .abi_max = kOurs});
-  EXPECT_NE(Connect(), nullptr);
+  server_->SetFaults({.abi_min = kOldest - 1, .abi_max = kOldest});
+  const ClientPtr client = Connect();
+  ASSERT_NE(client, nullptr);
+  EXPECT_EQ(ValueOf(Acquired(client, "planner").get()), 7);
 }
 
 // At once, not at the deadline: waiting helps nobody.
@@ -28,16 +37,14 @@ TEST_F(ClientTest, ADaemonThatSpeaksOnlyANewerProtocolIsNamed) {
   server_->SetFaults({.abi_min = kOurs + 1, .abi_max = kOurs + 2});
   EXPECT_EQ(TryConnect(3'600'000), nullptr);
   EXPECT_EQ(error_.status, MH_UNIMPLEMENTED);
-  EXPECT_THAT(error_.message,
-              HasSubstr("this client speaks " + std::to_string(abi::kFrameAbiMin) + " to " +
-                        std::to_string(kOurs) + ", this daemon speaks " +
-                        std::to_string(kOurs + 1) + " to " + std::to_string(kOurs + 2)));
+  EXPECT_THAT(error_.message, HasSubstr("this client speaks " + Range(kOldest, kOurs) +
+                                        ", this daemon speaks " + Range(kOurs + 1, kOurs + 2)));
   EXPECT_THAT(error_.message, HasSubstr("update libmodelhost"));
 }
 
 TEST_F(ClientTest, ADaemonThatSpeaksOnlyAnOlderProtocolIsNamed) {
   StartUsual();
-  server_->SetFaults({.abi_min = 0, .abi_max = abi::kFrameAbiMin - 1});
+  server_->SetFaults({.abi_min = 0, .abi_max = kOldest - 1});
   EXPECT_EQ(TryConnect(3'600'000), nullptr);
   EXPECT_EQ(error_.status, MH_UNIMPLEMENTED);
   EXPECT_THAT(error_.message, HasSubstr("update modelhostd"));
@@ -48,8 +55,7 @@ TEST_F(ClientTest, AnAnswerInAnAbiThatWasNotOfferedIsNamed) {
   server_->SetFaults({.answer_abi = kOurs + 6});
   EXPECT_EQ(TryConnect(5000), nullptr);
   EXPECT_EQ(error_.status, MH_UNIMPLEMENTED);
-  EXPECT_THAT(error_.message, HasSubstr("answered in ABI " + std::to_string(kOurs + 6) +
-                                        ", this library reads " + std::to_string(kOurs)));
+  EXPECT_THAT(error_.message, HasSubstr("answered in ABI " + std::to_string(kOurs + 6)));
 }
 
 TEST_F(ClientTest, APageOfAnotherAbiIsNamed) {

@@ -11,7 +11,8 @@ namespace {
 // What a receiver's checks found wrong with bytes that the daemon sent. A limit of this process
 // keeps its code; everything else means that the bytes are not what they were said to be.
 Error AsDataLoss(Error error, const std::string& what) {
-  if (error.code != Code::kResourceExhausted) error.code = Code::kDataLoss;
+  const bool kept = error.code == Code::kResourceExhausted || error.code == Code::kUnimplemented;
+  if (!kept) error.code = Code::kDataLoss;
   error.text = what + ": " + error.text;
   return error;
 }

@@ -6,7 +6,11 @@ import unittest
 
 import frames
 import harness
-from harness import DAEMON, Case, as_user, environment, smoke, wait_for
+from harness import DAEMON, ROOT, Case, as_user, environment, smoke, wait_for
+
+HEADER = (ROOT / "proto/abi/handle_frame.h").read_text()
+OLDEST = int(re.search(r"kFrameAbiMin = (\d+);", HEADER).group(1))
+NEWEST = int(re.search(r"kFrameAbi = (\d+);", HEADER).group(1))
 
 
 class Frames(Case):
@@ -26,13 +30,14 @@ class Frames(Case):
 
     @smoke
     def test_every_range_is_answered(self):
-        for low, high in ((1, 1), (0, 1), (1, 2), (0, 4000000000)):
-            self.assertEqual(self.greet(abi_min=low, abi_max=high), 1, (low, high))
-        code, text = self.greet(abi_min=2, abi_max=3)
+        for low, high in ((OLDEST, OLDEST), (OLDEST - 1, OLDEST), (OLDEST, NEWEST),
+                          (NEWEST, NEWEST + 1), (0, 4000000000)):
+            self.assertEqual(self.greet(abi_min=low, abi_max=high), min(high, NEWEST), (low, high))
+        code, text = self.greet(abi_min=NEWEST + 1, abi_max=NEWEST + 2)
         self.assertEqual(code, 12)  # UNIMPLEMENTED
-        self.assertIn("this client speaks 2 to 3, this daemon speaks 1 to 1 (update modelhostd)",
-                      text)
-        code, text = self.greet(abi_min=0, abi_max=0)
+        self.assertIn(f"this client speaks {NEWEST + 1} to {NEWEST + 2}, this daemon speaks "
+                      f"{OLDEST} to {NEWEST} (update modelhostd)", text)
+        code, text = self.greet(abi_min=0, abi_max=OLDEST - 1)
         self.assertEqual(code, 12)
         self.assertIn("update libmodelhost", text)
         self.assertEqual(self.greet(abi_min=3, abi_max=2)[0], 3)  # No range: malformed.
