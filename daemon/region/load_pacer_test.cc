@@ -5,7 +5,6 @@
 #include <memory>
 #include <thread>
 
-#include "absl/time/clock.h"
 #include "daemon/platform/linux_os.h"
 #include "daemon/region/loader_test_fixture.h"
 #include "tests/fakes/manual_clock.h"
@@ -144,12 +143,11 @@ TEST_F(PacedLoaderTest, ALoadThatIsCancelledWhileItRestsEndsAndLeavesNothing) {
   loader_ = MakeLoader({.pace = {LoadPace::Kind::kRate, 1}});  // Twelve days.
   LoadRequest request = Request(1, Residency::kPinned);
   request.cancel = std::make_shared<CancelToken>();
-  std::thread canceller([&] {
-    while (os_.calls("ThreadCpuTime") < 2) absl::SleepFor(absl::Milliseconds(1));
-    request.cancel->Cancel();
+  // A worker asks for the first time when it begins, and then before each rest.
+  os_.Before("ThreadCpuTime", [&] {
+    if (os_.calls("ThreadCpuTime") > 2) request.cancel->Cancel();
   });
   EXPECT_EQ(loader_->Load(request).status().code(), absl::StatusCode::kCancelled);
-  canceller.join();
   EXPECT_EQ(host_->reserved(), 0U);
 }
 

@@ -1,6 +1,8 @@
 // Small things that the benchmark programs share. Not for the product.
 #pragma once
 
+#include <time.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -17,6 +19,13 @@ inline uint64_t NowNs() {
   return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(
                                    std::chrono::steady_clock::now().time_since_epoch())
                                    .count());
+}
+
+// For programs that are a load of a certain size: nothing is waited for like this.
+inline void Pause(uint64_t ns) {
+  const timespec pause{static_cast<time_t>(ns / 1'000'000'000),
+                       static_cast<long>(ns % 1'000'000'000)};
+  (void)::clock_nanosleep(CLOCK_MONOTONIC, 0, &pause, nullptr);
 }
 
 // The value below which `share` (0..1) of the samples lie.

@@ -25,8 +25,8 @@ EVIL_NAMES = [
 EVIL_NUMBERS = [0, 1, 2, 99, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
 # What may be done without rights to command. The rest must be refused to whoever may only read.
 READ_CALLS = {"GetStatus", "ListModels", "GetModel", "ListVersions", "GetVersion", "WatchModels",
-              "PlanSwap", "GetOperation", "ListOperations", "WatchOperation", "ListClients",
-              "ListLeases", "WatchEvents", "ListEvents", "GetConfig"}
+              "PlanSwap", "PlanDelete", "GetOperation", "ListOperations",
+              "WatchOperation", "ListClients", "ListLeases", "WatchEvents", "GetConfig"}
 
 
 class Served(Case):

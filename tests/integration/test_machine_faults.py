@@ -226,7 +226,7 @@ class Namespaces(Case):
                   'mount -t tmpfs -o size=4k none /dev/shm\n'
                   'dd if=/dev/zero of=/dev/shm/full bs=4096 count=2 2>/dev/null || true\nas_daemon "$@"')
         self.start_as_root(self.wrapped("shm", script))
-        shm = pathlib.Path(f"/proc/{self.daemon.process.pid}/root/dev/shm")
+        shm = pathlib.Path(f"/proc/{self.daemon.process.pid}", "root", "dev", "shm")
         self.assertEqual(os.statvfs(shm).f_bavail, 0)
         self.serve("planner", 1)
         client = self.client()

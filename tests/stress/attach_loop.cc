@@ -82,7 +82,7 @@ int Main(int argc, char** argv) {
   if (reader == 0) ReadLoop(*shared, runtime_dir, ref, hz, slow_ns);
   while (!shared->ready.load()) {
     if (::waitpid(-1, nullptr, WNOHANG) > 0) Die("the reader", "ended before it began");
-    ::usleep(500);
+    Pause(500'000);
   }
   std::vector<uint64_t> attaches;
   const uint64_t end = NowNs() + static_cast<uint64_t>(seconds * 1e9);
@@ -97,7 +97,7 @@ int Main(int argc, char** argv) {
     if (attaches.back() > slow_ns) Slow("attach", start, attaches.back());
     mh_release(handle);
     mh_disconnect(client);
-    ::usleep(1000);  // Nodes start now and then; they do not use up a core with it.
+    Pause(1'000'000);  // Nodes start now and then; they do not use up a core with it.
   }
   shared->stop.store(true);
   ::waitpid(reader, nullptr, 0);

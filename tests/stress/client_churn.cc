@@ -8,7 +8,6 @@
 // is counted as bad; exits 1 then.
 #include <sys/prctl.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -111,8 +110,7 @@ int Main(int argc, char** argv) {
     int status = 0;
     const pid_t ended = ::waitpid(-1, &status, WNOHANG);
     if (ended <= 0) {
-      const timespec pause{0, 100'000};
-      ::nanosleep(&pause, nullptr);
+      Pause(100'000);
       continue;
     }
     alive.erase(ended);

@@ -92,7 +92,7 @@ class Operator {
       const std::mt19937_64 dice = random_;
       for (int tries = 0; !One(tries < kMostTries); ++tries) {
         random_ = dice;  // The same operation again.
-        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+        Pause(2'000'000);
       }
     }
   }

@@ -159,7 +159,7 @@ void Describe() {
       SetText(one, field->name(), type);
     }
   }
-  std::cout << Json(methods) << std::endl;
+  std::cout << Json(methods) << "\n" << std::flush;
 }
 
 int Main(int argc, char** argv) {
@@ -171,7 +171,7 @@ int Main(int argc, char** argv) {
   }
   Probe probe(Flag(argc, argv, "runtime-dir", ""));
   std::string line;
-  while (std::getline(std::cin, line)) std::cout << probe.Call(line) << std::endl;
+  while (std::getline(std::cin, line)) std::cout << probe.Call(line) << "\n" << std::flush;
   return 0;
 }
 

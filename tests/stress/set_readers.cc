@@ -185,9 +185,9 @@ int Main(int argc, char** argv) {
   }
   while (shared->ready.load() < static_cast<uint32_t>(readers)) {
     if (::waitpid(-1, nullptr, WNOHANG) > 0) Die("a reader", "ended before it began");
-    ::usleep(1000);
+    Pause(1'000'000);
   }
-  ::usleep(static_cast<useconds_t>(idle_seconds * 1e6));
+  Pause(static_cast<uint64_t>(idle_seconds * 1e9));
   shared->phase.store(1);
   const auto stub = ControlStub(runtime_dir);
   std::vector<uint64_t> flips, whole;
