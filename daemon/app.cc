@@ -484,10 +484,11 @@ void App::Impl::BeginStop(int signal_number) {
   catalogue->Close();
   loop->Unwatch(control_watch);
   closer.Close(FdCloser::kNobody, control_listener->TakeFd());
+  // Before leases end: what is freed from here on stays in the fd store for the next daemon.
+  if (parking != nullptr) parking->Leave();
   broker->Stop();
   // Before anything waits: who loads stops, and RPCs that wait for a load are answered.
   manager->CancelWork();
-  if (parking != nullptr) parking->Leave();
   reloader->Stop();
   loop->PostDelayed(kStopTime, [this] {
     logger.Write(

@@ -206,11 +206,10 @@ Section MetricsSection(Config& config) {
            }}};
 }
 
-absl::Status Quota(const TomlField& field, uint64_t& into) {
-  constexpr int64_t kMost = 1'000'000'000;
+absl::Status Quota(const TomlField& field, int64_t most, uint64_t& into) {
   auto number = field.Integer();
   if (!number.ok()) return number.status();
-  if (*number < 1 || *number > kMost) return field.Error("expected 1 or more");
+  if (*number < 1 || *number > most) return field.Error(absl::StrCat("expected 1 to ", most));
   into = static_cast<uint64_t>(*number);
   return absl::OkStatus();
 }
@@ -222,9 +221,12 @@ Section AccessSection(Config& config) {
       {"admin_groups",
        [&](const TomlField& field) { return Set(field.Strings(), config.access.admin_groups); }},
       {"max_leases_per_uid",
-       [&](const TomlField& field) { return Quota(field, config.access.max_leases_per_uid); }},
+       [&](const TomlField& field) {
+         return Quota(field, 1'000'000'000, config.access.max_leases_per_uid);
+       }},
       {"max_connections_per_uid", [&](const TomlField& field) {
-         return Quota(field, config.access.max_connections_per_uid);
+         // More than that no socket has places for.
+         return Quota(field, 1024, config.access.max_connections_per_uid);
        }}};
 }
 

@@ -121,7 +121,7 @@ TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {
     EXPECT_THAT(ErrorOf(absl::StrCat("[load]\npace = \"", pace, "\"")), HasSubstr("200MiB/s"));
   }
   EXPECT_THAT(ErrorOf("[load]\nadmission_timeout = \"5\""), HasSubstr("expected a duration"));
-  EXPECT_THAT(ErrorOf("[access]\nmax_leases_per_uid = 0"), HasSubstr("1 or more"));
+  EXPECT_THAT(ErrorOf("[access]\nmax_leases_per_uid = 0"), HasSubstr("expected 1 to "));
   EXPECT_THAT(ErrorOf("[metrics]\nlisten = \"9464\""), HasSubstr("ADDR:PORT"));
 }
 

@@ -144,7 +144,11 @@ int Main(int argc, char** argv) {
   options.config = DefaultConfig();
   if (!config_path.empty()) {
     auto config = LoadConfig(config_path);
-    if (!config.ok()) return Fail(check ? 2 : 1, std::string(config.status().message()));
+    if (!config.ok()) {
+      // What is wrong in the file stays wrong at the next start; what cannot be read may not.
+      const bool wrong = check || absl::IsInvalidArgument(config.status());
+      return Fail(wrong ? 2 : 1, std::string(config.status().message()));
+    }
     options.config = *std::move(config);
   }
   if (check) {

@@ -44,6 +44,13 @@ absl::Duration LoadPacer::RestOf(absl::Duration worked, uint64_t bytes) {
   return RestForRate(bytes, pace_.bytes_per_second, now, free_at_);
 }
 
+// The place in the line of a load that was cancelled.
+void LoadPacer::GiveBack(absl::Duration rest) {
+  if (rest <= absl::ZeroDuration()) return;
+  absl::MutexLock lock(&mutex_);
+  free_at_ -= rest;
+}
+
 LoadPacer::Worker::Worker(LoadPacer& pacer) : pacer_(pacer), cpu_(pacer.os_.ThreadCpuTime()) {
   pacer_.workers_.fetch_add(1);
 }
@@ -62,6 +69,7 @@ void LoadPacer::Worker::Rest(uint64_t bytes, const CancelToken& cancel) {
       if (left <= absl::ZeroDuration()) break;
       absl::SleepFor(std::min(left, kRestSlice));
     }
+    if (by_rate && cancel.cancelled()) pacer_.GiveBack(until - pacer_.clock_.Monotonic());
   }
   cpu_ = pacer_.os_.ThreadCpuTime();
 }

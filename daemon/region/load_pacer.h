@@ -71,6 +71,7 @@ class LoadPacer {
  private:
   bool Disturbs() const { return clients() > 0; }
   absl::Duration RestOf(absl::Duration worked, uint64_t bytes);
+  void GiveBack(absl::Duration rest);
 
   Os& os_;
   Clock& clock_;

@@ -35,7 +35,8 @@ bool MayLapse(const VersionFacts& version) {
 }
 
 bool MayEvict(const VersionFacts& version) {
-  return MayLapse(version) && version.resident && version.leases == 0 && !version.reloading;
+  return MayLapse(version) && version.resident && version.leases == 0 && !version.reloading &&
+         !version.awaits_clients;
 }
 
 bool MayFree(const VersionFacts& version, bool released) {
@@ -46,7 +47,7 @@ Verdict MayDelete(const VersionFacts& version) {
   if (version.labels > 0 || version.maybe_labelled) return Verdict::kLabelled;
   if (version.leases > 0) return Verdict::kLeased;
   if (version.holds > 0) return Verdict::kHeld;
-  if (version.awaited || version.reloading) return Verdict::kBusy;
+  if (version.awaited || version.reloading || version.awaits_clients) return Verdict::kBusy;
   return AtRest(version.phase) ? Verdict::kYes : Verdict::kNotReady;
 }
 

@@ -23,9 +23,12 @@ struct VersionFacts {
   uint64_t labels = 0;          // That name it, in memory.
   bool maybe_labelled = false;  // A write of the labels failed that named it: the disk may, too.
   uint64_t leases = 0;
-  uint32_t holds = 0;         // Swaps and label moves under way that count on it being READY.
-  bool awaited = false;       // Somebody waits for it to become READY.
-  bool reloading = false;     // Its files are read once more, beside what is resident.
+  uint32_t holds = 0;      // Swaps and label moves under way that count on it being READY.
+  bool awaited = false;    // Somebody waits for it to become READY.
+  bool reloading = false;  // Its files are read once more, beside what is resident.
+  // Resident since before a restart of the daemon, a moment ago: leases may still be declared
+  // again.
+  bool awaits_clients = false;
   bool unload_asked = false;  // In DRAINING: by an operation, not because nobody needed it.
 };
 

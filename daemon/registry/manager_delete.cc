@@ -65,6 +65,12 @@ absl::Status ModelManager::Impl::CheckDelete(const VersionKey& key) const {
         });
     return invalid ? absl::OkStatus() : NoSuchVersion(key);
   }
+  if (FactsOf(*record).awaits_clients) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name,
+                     ": the daemon was restarted a moment ago, and clients that use it may "
+                     "still come back (try again in half a minute)"));
+  }
   switch (MayDelete(FactsOf(*record))) {
     case Verdict::kYes:
       break;

@@ -179,7 +179,8 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
   Admitted(key);
   // What it had booked is free again.
   if (!waiting_for_room.empty()) deps.loop.Post([this] { LookForRoom(); });
-  record->error = failure == LoadFailure::kNoRoom ? WithHolders(status) : status;
+  // Who holds the rest is for who asked to load it, not for every reader of the version.
+  record->error = status;
   LoadReport report;
   report.source = "cold";
   report.duration = deps.clock.Monotonic() - record->load_started;
@@ -193,7 +194,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
       Move(*record, Phase::kStaged);
     }
   }
-  const absl::Status told = record->error;
+  const absl::Status told = failure == LoadFailure::kNoRoom ? WithHolders(status) : status;
   Tell([&](Observer& observer) { observer.OnLoadFinished(key, report, told, last_phase); });
   Note(key,
        failure == LoadFailure::kBadBytes    ? "quarantined"
@@ -307,12 +308,13 @@ void ModelManager::Impl::FinishReload(
 void ModelManager::Impl::RefusedLoad(VersionRecord& record, const absl::Status& status) {
   const VersionKey key = record.key;
   record.error = status;
+  const absl::Status told = WithHolders(status);
   LoadReport report;
   report.source = "cold";
   Tell([&](Observer& observer) { observer.OnLoadFinished(key, report, status, "reserve"); });
   Note(key, "load failed", std::string(status.message()));
   Changed(record);
-  TellWaiters(record, status);
+  TellWaiters(record, told);
   RetryPendingAcquires(key.model);
   UpdateReady();
   if (VersionRecord* rests = Find(key)) KeepWish(*rests);

@@ -215,7 +215,7 @@ void ModelManager::Impl::RefuseRoom(VersionRecord& record, const RoomWaiter& wai
   const std::string pool = refusal.has_value() ? refusal->pool : deps.host.name();
   const char* reason = why.empty() ? "no_room" : "timeout";
   Tell([&](Observer& observer) { observer.OnRoomRefused(pool, reason); });
-  RefusedLoad(record, WithHolders(WithBudgetRefusal(std::move(told), refused)));
+  RefusedLoad(record, WithBudgetRefusal(std::move(told), refused));
 }
 
 // Control thread, whenever something was given back, and every kRoomLook besides.

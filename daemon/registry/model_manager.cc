@@ -157,6 +157,8 @@ VersionFacts ModelManager::Impl::FactsOf(const VersionRecord& record) const {
   facts.holds = record.holds;
   facts.awaited = !record.waiters.empty();
   facts.reloading = record.reload != nullptr;
+  facts.awaits_clients =
+      record.from_before && record.resident != nullptr && deps.clock.Monotonic() < grace_ends;
   facts.unload_asked = record.unload != 0 || record.leaves_for != 0;
   return facts;
 }

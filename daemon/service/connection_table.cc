@@ -32,7 +32,10 @@ std::optional<FileId> IdOf(int number) {
 ConnectionTable::Limits ConnectionTable::LimitsFor(int64_t most_fds) {
   constexpr int64_t kMostNumbers = 16384;
   Limits limits;
-  const int64_t first = std::min<int64_t>(1024, most_fds / 4);
+  // What the fd store gives back after a restart lies in one piece at the bottom.
+  constexpr int64_t kHighFirst = 49152;
+  const int64_t first =
+      most_fds >= kHighFirst + kMostNumbers ? kHighFirst : std::min<int64_t>(1024, most_fds / 4);
   limits.first_number = static_cast<int>(first);
   limits.last_number = static_cast<int>(std::min(most_fds, first + kMostNumbers) - 1);
   limits.most_connections =
