@@ -81,6 +81,11 @@ Outcome<std::string> TopPicture(Context& context) {
 }  // namespace
 
 Exit Top(Context& context, const std::string& interval) {
+  if (context.json() || context.jsonl() || context.names()) {
+    return Fail(ExitCode::kUsage,
+                "top: it draws a picture for people (`modelctl status`, `ls` and `ops ls` have the "
+                "same with --output)");
+  }
   absl::Duration pause = absl::Seconds(1);
   if (!interval.empty()) {
     const auto given = ParseDurationFlag("--interval", interval);

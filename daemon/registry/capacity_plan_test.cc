@@ -105,7 +105,7 @@ TEST(PlanRoom, NeverTakesWhatIsNeededNorMoreThanIsNeededNorOutOfTurn) {
   std::mt19937 random(11);
   const auto below = [&](uint64_t most) { return random() % most; };
   int evictions = 0;
-  for (int round = 0; round < 3000; ++round) {
+  for (int round = 0; round < 20000; ++round) {
     const uint64_t contents = 1 + below(8);
     std::vector<uint64_t> sizes;
     for (uint64_t i = 0; i < contents; ++i) sizes.push_back(1 + below(40));
@@ -144,7 +144,9 @@ TEST(PlanRoom, NeverTakesWhatIsNeededNorMoreThanIsNeededNorOutOfTurn) {
     const auto evicted = [&](const ResidentPicture& one) {
       return std::ranges::find(plan.evict, one.key) != plan.evict.end();
     };
-    EXPECT_EQ(plan.fits, fits_without([&](const auto& one) { return one.stay != Stay::kKept; }))
+    // What is all resident already needs no room, whatever could be evicted.
+    EXPECT_EQ(plan.fits, fits_without([](const auto&) { return false; }) ||
+                             fits_without([](const auto& one) { return one.stay != Stay::kKept; }))
         << round;
     if (!plan.fits) continue;
     EXPECT_TRUE(fits_without([&](const auto& one) {
