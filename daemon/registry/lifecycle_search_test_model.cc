@@ -222,7 +222,11 @@ class Daemon {
 
   void Rename() {
     for (SearchState::Model& model : s_.models) {
-      if (!model.written) continue;
+      if (!model.written) {
+        // All labels are in one file.
+        for (SearchVersion& v : model.versions) v.label_on_disk = v.label;
+        continue;
+      }
       for (SearchVersion& v : model.versions) {
         v.label_on_disk = v.write_target;
         if (v.write_target && (v.dir == SearchDir::kAbsent || !InMemory(v))) {
@@ -384,23 +388,33 @@ class Daemon {
 
 // --- What can happen
 
+std::array<int, kSearchModels> OneVersion(int m, int n) {
+  std::array<int, kSearchModels> versions = {-1, -1};
+  versions[m] = n;
+  return versions;
+}
+
 class Steps {
  public:
   Steps(const SearchState& state, const SearchRules& rules,
-        const std::function<void(SearchStep&&)>& take)
-      : state_(state), rules_(rules), take_(take) {}
+        absl::FunctionRef<void(const SearchStep&)> take)
+      : state_(state), rules_(rules), take_(take), copy_(state), looking_(copy_, rules) {}
 
   void All() {
-    int leases = 0;
-    int bad = 0;
     for (const SearchState::Model& model : state_.models) {
       for (const SearchVersion& v : model.versions) {
-        leases += v.lease;
-        bad += v.dir == SearchDir::kBad;
+        const Phase phase = v.tracks.phase;
+        leases_ += v.lease;
+        flawed_ += Flawed(v);
+        loading_ += v.waits || phase == Phase::kReserved || phase == Phase::kLoading;
+        failed_ += phase == Phase::kFailed;
+        draining_ += phase == Phase::kDraining;
+        unloads_ += v.unload_asked;
       }
     }
+    quiet_ = state_.write == LabelWrite::kNone && state_.swap == SearchSwap::kNone;
     for (int m = 0; m < kSearchModels; ++m) {
-      for (int n = 0; n < kSearchVersions; ++n) OfVersion(m, n, leases < kMostLeases, bad == 0);
+      for (int n = 0; n < kSearchVersions; ++n) OfVersion(m, n);
     }
     OfLabels();
     OfSwaps();
@@ -408,29 +422,28 @@ class Steps {
   }
 
  private:
-  using Do = std::function<void(SearchState&, Daemon&, SearchVersion&)>;
+  static bool Flawed(const SearchVersion& v) { return v.dir != SearchDir::kGood || !v.known; }
 
-  void Step(std::string name, bool helps, const std::function<void(SearchState&, Daemon&)>& act) {
-    SearchStep step;
-    step.name = std::move(name);
-    step.helps = helps;
-    step.next = state_;
+  using Do = absl::FunctionRef<void(SearchState&, Daemon&, SearchVersion&)>;
+  using Name = SearchStepName;
+
+  void Step(const Name& name, bool helps, absl::FunctionRef<void(SearchState&, Daemon&)> act) {
+    SearchStep step{.name = name, .helps = helps, .next = state_, .violation = {}};
     Daemon daemon(step.next, rules_);
     act(step.next, daemon);
     step.violation = daemon.violation();
-    take_(std::move(step));
+    take_(step);
   }
 
-  void OfVersion(int m, int n, bool more_leases, bool may_go_bad) {
+  void OfVersion(int m, int n) {
     const SearchVersion& v = state_.models[m].versions[n];
-    const auto step = [&](const char* what, bool helps, const Do& act) {
-      Step(absl::StrCat(what, " m", m, " v", n), helps, [&](SearchState& next, Daemon& daemon) {
-        act(next, daemon, next.models[m].versions[n]);
-      });
+    const auto step = [&](const char* what, bool helps, Do act) {
+      Step(Name{.what = what, .versions = OneVersion(m, n)}, helps,
+           [&](SearchState& next, Daemon& daemon) {
+             act(next, daemon, next.models[m].versions[n]);
+           });
     };
-    SearchState copy = state_;  // For the facts only.
-    const Daemon looking(copy, rules_);
-    const VersionFacts facts = looking.FactsOf(v);
+    const VersionFacts facts = looking_.FactsOf(v);
     const Phase phase = v.tracks.phase;
 
     // The disk and the clients.
@@ -439,7 +452,7 @@ class Steps {
     } else if (!v.known) {
       step("scan", true, [](auto&, auto&, SearchVersion& x) { x.known = true; });
     }
-    if (v.dir == SearchDir::kGood && may_go_bad) {
+    if (v.dir == SearchDir::kGood && flawed_ < kMostFlawed && quiet_) {
       step("bytes go bad", false, [](auto&, auto&, SearchVersion& x) { x.dir = SearchDir::kBad; });
     }
     if (v.lease) {
@@ -449,7 +462,7 @@ class Steps {
       });
     }
     if (!v.known) return;
-    if (!v.lease && more_leases && rules_.may_grant(facts) == Verdict::kYes) {
+    if (!v.lease && leases_ < kMostLeases && quiet_ && rules_.may_grant(facts) == Verdict::kYes) {
       step("grant", false, [](auto&, Daemon& daemon, SearchVersion& x) {
         if (x.tracks.phase == Phase::kDraining) daemon.StopDrain(x);
         x.lease = true;
@@ -480,7 +493,8 @@ class Steps {
 
     // A load.
     if ((AtRest(phase) && phase != Phase::kQuarantined) || phase == Phase::kDraining) {
-      if (!v.waits) {
+      const bool more = loading_ < kMostLoads && quiet_;
+      if (!v.waits && (v.label || more)) {
         step("load", v.label, [](auto&, Daemon& daemon, SearchVersion& x) { daemon.Load(x); });
       }
     }
@@ -493,8 +507,10 @@ class Steps {
       if (v.dir == SearchDir::kGood) {
         step("loaded", true, [](auto&, Daemon& daemon, SearchVersion& x) { daemon.LoadDone(x); });
       }
-      step("load fails", true,
-           [](auto&, Daemon& daemon, SearchVersion& x) { daemon.LoadFailed(x, Phase::kFailed); });
+      if (failed_ < kMostFailed) {
+        step("load fails", true,
+             [](auto&, Daemon& daemon, SearchVersion& x) { daemon.LoadFailed(x, Phase::kFailed); });
+      }
       if (v.dir == SearchDir::kBad) {
         step("bad bytes", true, [](auto&, Daemon& daemon, SearchVersion& x) {
           daemon.LoadFailed(x, Phase::kQuarantined);
@@ -504,10 +520,14 @@ class Steps {
 
     // Its end.
     if (phase == Phase::kReady && rules_.may_unload(facts) == Verdict::kYes) {
-      step("unload", false,
-           [](auto&, Daemon& daemon, SearchVersion& x) { daemon.BeginDrain(x, true); });
-      step("keep_previous over", true,
-           [](auto&, Daemon& daemon, SearchVersion& x) { daemon.BeginDrain(x, false); });
+      if (unloads_ == 0 && quiet_) {
+        step("unload", false,
+             [](auto&, Daemon& daemon, SearchVersion& x) { daemon.BeginDrain(x, true); });
+      }
+      if (draining_ < kMostDraining) {
+        step("keep_previous over", true,
+             [](auto&, Daemon& daemon, SearchVersion& x) { daemon.BeginDrain(x, false); });
+      }
     }
     if (phase == Phase::kDraining) {
       step("deadline releases", true,
@@ -516,7 +536,8 @@ class Steps {
     if (phase == Phase::kUnloading) {
       step("freed", true, [](auto&, Daemon& daemon, SearchVersion& x) { daemon.Freed(x); });
     }
-    if (v.dir != SearchDir::kAbsent && rules_.may_delete(facts) == Verdict::kYes) {
+    if (v.dir != SearchDir::kAbsent && flawed_ - Flawed(v) < kMostFlawed && quiet_ &&
+        rules_.may_delete(facts) == Verdict::kYes) {
       step("delete", false, [](auto&, auto&, SearchVersion& x) {
         x.dir = SearchDir::kAbsent;
         x.known = false;
@@ -527,21 +548,20 @@ class Steps {
 
   // With room; or without, making it by each version that may go for it.
   void Admissions(int m, int n) {
-    const std::string name = absl::StrCat("admission m", m, " v", n);
     const auto admit = [&](int from, int victim) {
-      Step(victim < 0 ? name : absl::StrCat(name, ", evicting m", from, " v", victim), true,
-           [&](SearchState& next, Daemon& daemon) {
+      Step(Name{.what = "admission",
+                .versions = OneVersion(m, n),
+                .evicts = OneVersion(from, victim)},
+           true, [&](SearchState& next, Daemon& daemon) {
              daemon.Admit(next.models[m].versions[n],
                           victim < 0 ? nullptr : &next.models[from].versions[victim]);
            });
     };
     bool evicts = false;
-    SearchState copy = state_;
-    const Daemon looking(copy, rules_);
     for (int from = 0; from < kSearchModels; ++from) {
       for (int victim = 0; victim < kSearchVersions; ++victim) {
         const SearchVersion& other = state_.models[from].versions[victim];
-        if (!other.known || !rules_.may_evict(looking.FactsOf(other))) continue;
+        if (!other.known || !rules_.may_evict(looking_.FactsOf(other))) continue;
         evicts = true;
         admit(from, victim);
       }
@@ -552,19 +572,20 @@ class Steps {
   void OfLabels() {
     switch (state_.write) {
       case LabelWrite::kBegun:
-        Step("rename", true, [](SearchState&, Daemon& daemon) { daemon.Rename(); });
-        Step("write fails", false, [](SearchState&, Daemon& daemon) { daemon.WriteFailed(false); });
+        Step(Name{"rename"}, true, [](SearchState&, Daemon& daemon) { daemon.Rename(); });
+        Step(Name{"write fails"}, false,
+             [](SearchState&, Daemon& daemon) { daemon.WriteFailed(false); });
         return;
       case LabelWrite::kRenamed:
-        Step("durable", true, [](SearchState&, Daemon& daemon) { daemon.WriteDone(); });
-        Step("fsync fails, put back", false,
+        Step(Name{"durable"}, true, [](SearchState&, Daemon& daemon) { daemon.WriteDone(); });
+        Step(Name{"fsync fails, put back"}, false,
              [](SearchState&, Daemon& daemon) { daemon.WriteFailed(false); });
-        Step("fsync fails, not put back", false,
+        Step(Name{"fsync fails, not put back"}, false,
              [](SearchState&, Daemon& daemon) { daemon.WriteFailed(true); });
         return;
       case LabelWrite::kRestoring:
-        Step("restored", true, [](SearchState&, Daemon& daemon) { daemon.RestoreDone(); });
-        Step("restoring fails", false, [this](SearchState& next, Daemon&) {
+        Step(Name{"restored"}, true, [](SearchState&, Daemon& daemon) { daemon.RestoreDone(); });
+        Step(Name{"restoring fails"}, false, [this](SearchState& next, Daemon&) {
           next.write = LabelWrite::kNone;
           next.in_doubt = !rules_.failed_write_is_not_undone;
         });
@@ -573,9 +594,10 @@ class Steps {
         break;
     }
     if (state_.in_doubt) {
-      Step("restore again", true,
+      Step(Name{"restore again"}, true,
            [](SearchState& next, Daemon&) { next.write = LabelWrite::kRestoring; });
     }
+    if (unloads_ > 0) return;
     // By hand: one label is set, or removed.
     for (int m = 0; m < kSearchModels && state_.swap == SearchSwap::kNone; ++m) {
       for (int n = 0; n <= kSearchVersions; ++n) {
@@ -585,10 +607,9 @@ class Steps {
                     : !versions[n].known || versions[n].label || versions[n].swap_target) {
           continue;
         }
-        SearchState copy = state_;
-        const Daemon looking(copy, rules_);
-        if (!removal && rules_.may_label(looking.FactsOf(versions[n])) != Verdict::kYes) continue;
-        Step(removal ? absl::StrCat("remove label m", m) : absl::StrCat("label m", m, " v", n),
+        if (!removal && rules_.may_label(looking_.FactsOf(versions[n])) != Verdict::kYes) continue;
+        Step(removal ? Name{.what = "remove label", .model = m}
+                     : Name{.what = "label", .versions = OneVersion(m, n)},
              false, [&](SearchState& next, Daemon& daemon) {
                std::array<SearchVersion*, kSearchModels> to{};
                std::array<bool, kSearchModels> moved{};
@@ -602,11 +623,11 @@ class Steps {
 
   void OfSwaps() {
     if (state_.swap == SearchSwap::kWaiting) {
-      Step("cancel swap", true, [](SearchState&, Daemon& daemon) { daemon.FailSwap(); });
+      Step(Name{"cancel swap"}, true, [](SearchState&, Daemon& daemon) { daemon.FailSwap(); });
       FlipSwap();
       return;
     }
-    if (state_.swap != SearchSwap::kNone) return;
+    if (!quiet_ || unloads_ > 0 || loading_ > 0 || state_.in_doubt) return;
     const auto usable = [&](int m, int n) {
       const SearchVersion& v = state_.models[m].versions[n];
       return v.known && !v.label && v.tracks.health != Health::kSuspect &&
@@ -616,9 +637,8 @@ class Steps {
       for (int a = -1; a < kSearchVersions; ++a) {
         for (int b = -1; b < kSearchVersions; ++b) {
           if ((a < 0 && b < 0) || (a >= 0 && !usable(0, a)) || (b >= 0 && !usable(1, b))) continue;
-          Step(absl::StrCat(gap ? "swap with a gap" : "swap", a < 0 ? "" : absl::StrCat(" m0 v", a),
-                            b < 0 ? "" : absl::StrCat(" m1 v", b)),
-               false, [&](SearchState& next, Daemon& daemon) {
+          Step(Name{.what = gap ? "swap with a gap" : "swap", .versions = {a, b}}, false,
+               [&](SearchState& next, Daemon& daemon) {
                  daemon.StartSwap({a < 0 ? nullptr : &next.models[0].versions[a],
                                    b < 0 ? nullptr : &next.models[1].versions[b]},
                                   gap);
@@ -635,7 +655,7 @@ class Steps {
         if (v.swap_target && v.tracks.phase != Phase::kReady) return;
       }
     }
-    Step("flip", true, [](SearchState& next, Daemon& daemon) {
+    Step(Name{"flip"}, true, [](SearchState& next, Daemon& daemon) {
       std::array<SearchVersion*, kSearchModels> to{};
       std::array<bool, kSearchModels> moved{};
       for (int m = 0; m < kSearchModels; ++m) {
@@ -652,7 +672,7 @@ class Steps {
 
   // And the next start: what was in memory is lost, what the disk says holds.
   void Crash() {
-    Step("crash", false, [](SearchState& next, Daemon& daemon) {
+    Step(Name{"crash"}, false, [](SearchState& next, Daemon& daemon) {
       next.write = LabelWrite::kNone;
       next.swap = SearchSwap::kNone;
       next.gap = false;
@@ -675,7 +695,17 @@ class Steps {
 
   const SearchState& state_;
   const SearchRules& rules_;
-  const std::function<void(SearchStep&&)>& take_;
+  const absl::FunctionRef<void(const SearchStep&)> take_;
+  SearchState copy_;  // For the facts only.
+  const Daemon looking_;
+  // What the bounds count.
+  int leases_ = 0;
+  int flawed_ = 0;
+  int loading_ = 0;
+  int failed_ = 0;
+  int draining_ = 0;
+  int unloads_ = 0;
+  bool quiet_ = true;  // No label moves, and no swap is under way.
 };
 
 }  // namespace
@@ -717,8 +747,22 @@ SearchState DecodeSearchState(const SearchKey& key) {
 }
 
 void ForEachSearchStep(const SearchState& state, const SearchRules& rules,
-                       const std::function<void(SearchStep&&)>& take) {
+                       absl::FunctionRef<void(const SearchStep&)> take) {
   Steps(state, rules, take).All();
+}
+
+std::string SearchStepName::Text() const {
+  std::string text = what;
+  const auto append = [&](const std::array<int, kSearchModels>& named) {
+    for (int m = 0; m < kSearchModels; ++m) {
+      if (named[m] >= 0) absl::StrAppend(&text, " m", m, " v", named[m]);
+    }
+  };
+  append(versions);
+  if (model >= 0) absl::StrAppend(&text, " m", model);
+  if (evicts != std::array<int, kSearchModels>{-1, -1}) text += ", evicting";
+  append(evicts);
+  return text;
 }
 
 std::string FindViolation(const SearchState& state) {

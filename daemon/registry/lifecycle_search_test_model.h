@@ -7,9 +7,13 @@
 // a track, lifecycle_policy.h for the rest. Around it, this says what may happen next; the steps
 // are those of manager_*.cc, each as fine as a crash can tell apart.
 //
-// Bounds: bytes are counted in versions (kCapacity of them fit), one lease to a version and
-// kMostLeases in all, one version with bad bytes at a time, one swap and one write of the labels at
-// a time.
+// Bounds, so that the search ends. Bytes are counted in versions (kCapacity of them fit); a version
+// has one lease at most. What follows does not begin while it would be one too many: leases in all,
+// loads by hand beside others (a label's and a swap's own always may), FAILED versions, drains
+// for want of use and unloads asked for, and versions whose bytes are bad, gone or not yet scanned.
+// One swap and one write of the labels are under way at a time. While one is, no grant, load by
+// hand, unload, deletion or damage begins, but all that had begun goes on; a swap begins with no
+// load, unload or doubt about the disk, and a label is set by hand beside no unload.
 #pragma once
 
 #include <array>
@@ -17,6 +21,7 @@
 #include <functional>
 #include <string>
 
+#include "absl/functional/function_ref.h"
 #include "daemon/registry/lifecycle_policy.h"
 #include "daemon/registry/version_state.h"
 
@@ -25,7 +30,12 @@ namespace modelhost {
 inline constexpr int kSearchModels = 2;
 inline constexpr int kSearchVersions = 3;
 inline constexpr int kCapacity = 3;
-inline constexpr int kMostLeases = 2;
+inline constexpr int kMostLeases = 1;
+inline constexpr int kMostLoads = 1;
+inline constexpr int kMostFailed = 1;
+inline constexpr int kMostUnloads = 1;
+inline constexpr int kMostDraining = 1;
+inline constexpr int kMostFlawed = 1;
 
 enum class SearchDir : uint8_t { kAbsent, kGood, kBad };
 
@@ -102,8 +112,18 @@ struct SearchRules {
   bool lost_wake_up = false;              // Nobody tells those who wait that there is room.
 };
 
+// Millions are made and few are read.
+struct SearchStepName {
+  const char* what = "";
+  std::array<int, kSearchModels> versions = {-1, -1};  // One of each model, or -1.
+  std::array<int, kSearchModels> evicts = {-1, -1};
+  int model = -1;
+
+  std::string Text() const;  // "load m0 v1"
+};
+
 struct SearchStep {
-  std::string name;  // "load m0 v1"
+  SearchStepName name;
   // Whether it is the daemon's own, or what an operator would do to get his model back; progress is
   // by these alone.
   bool helps = false;
@@ -112,7 +132,7 @@ struct SearchStep {
 };
 // Calls `take` with each step that can be made from `state`.
 void ForEachSearchStep(const SearchState& state, const SearchRules& rules,
-                       const std::function<void(SearchStep&&)>& take);
+                       absl::FunctionRef<void(const SearchStep&)> take);
 
 // What must not be, in words; empty when all is well.
 std::string FindViolation(const SearchState& state);

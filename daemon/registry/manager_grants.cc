@@ -127,6 +127,10 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                        " (read_groups of the model, or of [access] when the model has none)"));
     }
     VersionRecord* record = Find(*key);
+    if (record == nullptr && !scanned) {
+      return absl::FailedPreconditionError(absl::StrCat(
+          key->ToString(), ": the daemon is still reading its store (wait, or try again)"));
+    }
     if (record == nullptr) return NoSuchVersion(*key);
     if (!ref.digest.IsZero() && record->digest.has_value() && *record->digest != ref.digest) {
       return absl::NotFoundError(absl::StrCat(key->ToString(), ": has digest ",

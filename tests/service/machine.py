@@ -194,8 +194,11 @@ class Machine:
     def _wait(self, what, condition):
         def look():
             if self._nspawn.poll() is not None:
-                raise tree.Unavailable(f"systemd-nspawn does not boot here: "
-                                       f"{self.console.read_text(errors='replace')[-500:].strip()}")
+                said = self.console.read_text(errors="replace")[-500:].strip()
+                if self.leader is None:
+                    raise tree.Unavailable(f"systemd-nspawn does not boot here: {said}")
+                # It could be had; then it was what is installed into it that ended it.
+                raise RuntimeError(f"the machine ended while it booted: {said}")
             return condition()
         return harness.wait_for(what, look, BOOT_DEADLINE_S)
 
