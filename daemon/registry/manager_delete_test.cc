@@ -196,10 +196,8 @@ TEST_F(ManagerDeleteTest, AnUnusableVersionCanBeDeleted) {
   EXPECT_FALSE(Known(3));
   EXPECT_TRUE(Await(StartDelete(3)).status.ok());
   EXPECT_FALSE(OnDisk(3));
-  for (const VersionSnapshot& version :
-       OnLoop([&] { return manager_->Model("planner"); })->versions) {
-    EXPECT_TRUE(version.invalid.empty());
-  }
+  const auto model = OnLoop([&] { return manager_->Model("planner"); });
+  for (const VersionSnapshot& version : model->versions) EXPECT_TRUE(version.invalid.empty());
 }
 
 TEST_F(ManagerDeleteTest, GcLeavesAsManyAsThePolicySaysAndAllThatAreNeeded) {
