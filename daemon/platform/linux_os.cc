@@ -31,6 +31,21 @@ constexpr uint64_t kUnlimited = std::numeric_limits<uint64_t>::max();
 constexpr int kCapIpcLock = 14;  // linux/capability.h
 constexpr int kBackgroundNice = 10;
 constexpr int kHighestNice = 19;
+constexpr uint64_t kBackgroundSliceNs = 100'000;  // The least that the kernel takes.
+
+// What sched_setattr takes (sched_setattr(2), SCHED_ATTR_SIZE_VER0): linux/sched/types.h cannot be
+// included beside sched.h.
+struct SchedAttributes {
+  uint32_t size = sizeof(SchedAttributes);
+  uint32_t policy = 0;
+  uint64_t flags = 0;
+  int32_t nice = 0;
+  uint32_t priority = 0;
+  uint64_t runtime = 0;  // Nanoseconds, as the next two.
+  uint64_t deadline = 0;
+  uint64_t period = 0;
+};
+static_assert(sizeof(SchedAttributes) == 48);
 
 uint64_t PageBytes() { return static_cast<uint64_t>(::sysconf(_SC_PAGESIZE)); }
 
@@ -209,19 +224,21 @@ absl::Status LinuxOs::SetIoPriority(absl::string_view io_class) {
 }
 
 absl::Status LinuxOs::MakeThreadBackground() {
-  // Batch: on waking up it waits for its turn.
-  const sched_param parameters{};
-  if (::sched_setscheduler(0, SCHED_BATCH, &parameters) != 0) {
-    return ErrnoStatus(errno, "make a thread a batch thread");
-  }
   // For the kernel a thread has a nice value of its own; who 0 is the calling one. The process's is
   // that of its first thread.
   errno = 0;
   const int own = ::getpriority(PRIO_PROCESS, static_cast<id_t>(::getpid()));
   if (own == -1 && errno != 0) return ErrnoStatus(errno, "ask for the nice value");
-  const int nice = std::min(own + kBackgroundNice, kHighestNice);
-  if (::setpriority(PRIO_PROCESS, 0, nice) != 0) {
-    return ErrnoStatus(errno, absl::StrCat("set nice value ", nice));
+  SchedAttributes wanted;
+  wanted.policy = SCHED_BATCH;  // On waking up it waits for its turn.
+  wanted.nice = std::min(own + kBackgroundNice, kHighestNice);
+  // Who wakes up need not wait for the end of a long turn of this thread. Before Linux 6.12 nobody
+  // looks at it. Unlike the nice value it counts for threads of other control groups and sessions.
+  wanted.runtime = kBackgroundSliceNs;
+  // There is no libc wrapper. Who 0 is the calling thread.
+  if (::syscall(SYS_sched_setattr, 0, &wanted, 0) != 0) {
+    return ErrnoStatus(errno,
+                       absl::StrCat("make a thread a batch thread of nice value ", wanted.nice));
   }
   return absl::OkStatus();
 }

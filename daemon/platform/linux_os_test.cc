@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,13 @@ using ::testing::HasSubstr;
 
 std::span<const std::byte> Bytes(const std::string& text) {
   return std::as_bytes(std::span(text.data(), text.size()));
+}
+
+// How long a turn of the calling thread is; 0 where the kernel (before 6.12) has no such thing.
+uint64_t TurnNs() {
+  uint64_t attributes[6] = {};  // sched_getattr(2); the fourth is sched_runtime.
+  EXPECT_EQ(::syscall(SYS_sched_getattr, 0, attributes, sizeof(attributes), 0), 0);
+  return attributes[3];
 }
 
 class LinuxOsTest : public testing::Test {
@@ -195,10 +203,14 @@ TEST_F(LinuxOsTest, SetsTheIoPriorityOfTheThread) {
 TEST_F(LinuxOsTest, AThreadInTheBackgroundGivesWayAndOthersDoNot) {
   errno = 0;
   const int mine = ::getpriority(PRIO_PROCESS, 0);
+  const uint64_t turn = TurnNs();
   std::thread background([&] {
     ASSERT_TRUE(os_.MakeThreadBackground().ok());
     EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), std::min(mine + 10, 19));
     EXPECT_EQ(::sched_getscheduler(0), SCHED_BATCH);
+    if (turn > 0) {
+      EXPECT_EQ(TurnNs(), 100'000U);
+    }
     // What it begins gives way too: parsing is part of a load.
     std::thread child([&] { EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), std::min(mine + 10, 19)); });
     child.join();
@@ -206,6 +218,7 @@ TEST_F(LinuxOsTest, AThreadInTheBackgroundGivesWayAndOthersDoNot) {
   background.join();
   EXPECT_EQ(::getpriority(PRIO_PROCESS, 0), mine);
   EXPECT_NE(::sched_getscheduler(0), SCHED_BATCH);
+  EXPECT_EQ(TurnNs(), turn);
 }
 
 TEST_F(LinuxOsTest, CpuTimeIsThatOfTheThreadAlone) {

@@ -51,10 +51,7 @@ absl::Status LoadJob::Open() {
   const PhaseTimer timer(*this, "open");
   progress_.Begin("open", 0);
   if (cancel_->cancelled()) return Cancelled();
-  auto opened = loader_.store_.OpenVersion(request_.model, request_.version, [this](uint64_t done) {
-    progress_.SetDone(done);
-    return !cancel_->cancelled();
-  });
+  auto opened = loader_.OpenPaced(request_, *cancel_, progress_);
   if (cancel_->cancelled()) return Cancelled();
   if (!opened.ok()) return opened.status();
   opened_ = *std::move(opened);

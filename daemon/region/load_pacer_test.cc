@@ -1,6 +1,8 @@
 #include "daemon/region/load_pacer.h"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <memory>
 #include <thread>
@@ -136,6 +138,15 @@ TEST_F(PacedLoaderTest, LoadsCopiesAndVerificationsKeepThePace) {
   EXPECT_GE(Paced([&] { return Load(1, Residency::kPinned).status(); }), least);
   EXPECT_GE(Paced([&] { return Load(1, Residency::kSealed).status(); }), least);
   EXPECT_GE(Paced([&] { return loader_->Verify(Request(1, Residency::kPinned)); }), least);
+}
+
+TEST_F(PacedLoaderTest, MakingTheManifestOfWhatHasNoneKeepsThePace) {
+  MakeVersion(1, {{"a.safetensors", Weights(uint64_t{1} << 20, 1)}});
+  ASSERT_EQ(::chmod(PathOf(1, "").c_str(), 0755), 0);
+  ASSERT_EQ(::unlink(PathOf(1, "manifest.json").c_str()), 0);
+  const absl::Duration least = absl::Milliseconds(100);
+  // What was hashed need not be read again, so this is all the pace there is.
+  EXPECT_GE(Paced([&] { return Load(1, Residency::kMapped).status(); }), least);
 }
 
 TEST_F(PacedLoaderTest, ALoadThatIsCancelledWhileItRestsEndsAndLeavesNothing) {

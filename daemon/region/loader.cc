@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <limits>
+#include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -105,16 +106,25 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> Loader::Load(const LoadRe
   return LoadJob(*this, request).Run();
 }
 
+absl::StatusOr<VersionFiles> Loader::OpenPaced(const LoadRequest& request,
+                                               const CancelToken& cancel, ProgressMeter& progress) {
+  std::optional<LoadPacer::Worker> pace;  // Nobody is at work until there is something to hash.
+  uint64_t paced_bytes = 0;
+  return store_.OpenVersion(request.model, request.version, [&](uint64_t done_bytes) {
+    progress.SetDone(done_bytes);
+    if (!pace.has_value()) pace.emplace(pacer_);
+    pace->Rest(done_bytes - std::exchange(paced_bytes, done_bytes), cancel);
+    return !cancel.cancelled();
+  });
+}
+
 absl::Status Loader::Verify(const LoadRequest& request) {
   const auto cancel = request.cancel != nullptr ? request.cancel : std::make_shared<CancelToken>();
   const absl::Status cancelled = absl::CancelledError(
       absl::StrCat("verification of ", request.model, "@", request.version, ": it was cancelled"));
   ProgressMeter progress(clock_, request.progress);
   progress.Begin("open", 0);
-  const auto opened = store_.OpenVersion(request.model, request.version, [&](uint64_t done_bytes) {
-    progress.SetDone(done_bytes);
-    return !cancel->cancelled();
-  });
+  const auto opened = OpenPaced(request, *cancel, progress);
   if (cancel->cancelled()) return cancelled;
   if (!opened.ok()) return opened.status();
 

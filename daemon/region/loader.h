@@ -89,6 +89,10 @@ class Loader {
  private:
   friend class LoadJob;  // One call of Load (load_job.h).
 
+  // Opens it for a load or a verification. What has no manifest is hashed, at the pace of loads.
+  absl::StatusOr<VersionFiles> OpenPaced(const LoadRequest& request, const CancelToken& cancel,
+                                         ProgressMeter& progress);
+
   Os& os_;
   Clock& clock_;
   Store& store_;
