@@ -3,6 +3,7 @@
 Most cases need root and a kernel that lets them; each says what it lacks when it is skipped."""
 import ctypes
 import ctypes.util
+import json
 import os
 import pathlib
 import shutil
@@ -105,6 +106,36 @@ class DiskFull(Mounted):
         wait_for("the label's version", lambda: self.version_row("planner", 1)["state"] == "READY")
         self.ctl("swap", "planner", "--version", "2")
         wait_for("the move", lambda: client.ok("superseded")["superseded"] == 1)
+
+    def test_operations_go_on_without_a_journal_and_are_written_down_later(self):
+        (self.folder / "d").mkdir()
+        state = self.small("d/state", 1)
+        self.daemon = self.new_daemon(name="d")
+        self.publish("planner", 1)
+        ballast = self.fill(state)
+
+        def refused():
+            self.ctl("load", "planner@1")  # The page that the file ends in takes a few.
+            return "event=journal" in self.daemon.log.read_text()
+        wait_for("the journal to find no room", refused)
+        operation = next(row["id"] for row in self.json("ops", "ls")["items"]
+                         if row["operationKind"] == "load")
+        ballast.unlink()
+        journal = state / "operations.jsonl"
+
+        def written_down():
+            """Whole, and no line torn: a failed write is followed by one of the whole file."""
+            try:
+                records = [json.loads(line) for line in journal.read_text().splitlines()]
+            except ValueError:
+                return False
+            return any(f"op-{record.get('id')}" == operation and "finished" in record
+                       for record in records)
+        wait_for("the journal", written_down)
+        self.daemon.kill()
+        self.daemon.start()
+        shown = self.json("ops", "show", operation)
+        self.assertEqual((shown["operationKind"], shown["state"]), ("load", "succeeded"))
 
     def test_a_store_on_a_read_only_file_system_is_served(self):
         store = self.folder / "store"
