@@ -11,17 +11,12 @@
 
 #include "client/modelctl/flow_test_daemon.h"
 #include "client/modelctl/flow_test_process.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace modelhost::modelctl::testing {
 
 class FlowTest : public ::testing::Test {
  protected:
-  FlowTest() {
-    std::string path = std::filesystem::temp_directory_path() / "mh-flow-XXXXXX";
-    scratch_ = ::mkdtemp(path.data());
-  }
-  ~FlowTest() override { std::filesystem::remove_all(scratch_); }
-
   std::unique_ptr<Process> Start(std::vector<std::string> arguments) {
     arguments.insert(arguments.begin(),
                      {MODELCTL_BINARY, "--runtime-dir", daemon_.runtime_dir().string()});
@@ -51,7 +46,8 @@ class FlowTest : public ::testing::Test {
   }
 
   FakeDaemon daemon_;
-  std::filesystem::path scratch_;
+  const modelhost::testing::TempFolder folder_;
+  const std::filesystem::path& scratch_ = folder_.path();
 };
 
 // On failure stdout is empty and stderr ends with the one error line.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "client/modelctl/flow_test_process.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace modelhost::modelctl::testing {
 namespace {
@@ -18,12 +19,7 @@ namespace fs = std::filesystem;
 
 class HostileSourceTest : public ::testing::Test {
  protected:
-  HostileSourceTest() {
-    std::string path = fs::temp_directory_path() / "mh-hostile-XXXXXX";
-    root_ = ::mkdtemp(path.data());
-    Put("secret/model.safetensors", Model());
-  }
-  ~HostileSourceTest() override { fs::remove_all(root_); }
+  HostileSourceTest() { Put("secret/model.safetensors", Model()); }
 
   // The smallest file that a reader accepts: one F32 tensor of one element.
   static std::string Model() {
@@ -67,7 +63,8 @@ class HostileSourceTest : public ::testing::Test {
     EXPECT_FALSE(fs::exists(out));
   }
 
-  fs::path root_;
+  const modelhost::testing::TempFolder folder_;
+  const fs::path& root_ = folder_.path();
 };
 
 TEST_F(HostileSourceTest, BlobsThatAreALinkPutNothingInReach) {

@@ -14,6 +14,7 @@
 #include "daemon/format/torch_builder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -26,13 +27,10 @@ namespace fs = std::filesystem;
 class ImportFaultsTest : public ::testing::Test {
  protected:
   ImportFaultsTest() {
-    std::string pattern = (fs::temp_directory_path() / "import_faults.XXXXXX").string();
-    root_ = ::mkdtemp(pattern.data());
     options_.source = (root_ / "in.safetensors").string();
     options_.out = (root_ / "out.safetensors").string();
     watch_.note = [](const std::string&) {};
   }
-  ~ImportFaultsTest() override { fs::remove_all(root_); }
 
   // 12 MiB each: several pieces.
   void PutTwo() const {
@@ -45,7 +43,8 @@ class ImportFaultsTest : public ::testing::Test {
     fs::resize_file(options_.source, head.size() + 2 * bytes);
   }
 
-  fs::path root_;
+  const modelhost::testing::TempFolder folder_;
+  const fs::path& root_ = folder_.path();
   ImportOptions options_;
   ImportWatch watch_;
 };

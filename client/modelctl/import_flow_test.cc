@@ -15,6 +15,7 @@
 
 #include "client/modelctl/flow_test_process.h"
 #include "daemon/format/torch_builder.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace modelhost::modelctl::testing {
 namespace {
@@ -31,12 +32,7 @@ constexpr bool kAddressSanitizer = false;
 
 class ImportFlowTest : public ::testing::Test {
  protected:
-  ImportFlowTest() {
-    std::string path = fs::temp_directory_path() / "mh-import-XXXXXX";
-    root_ = ::mkdtemp(path.data());
-    fs::create_directory(root_ / "out");
-  }
-  ~ImportFlowTest() override { fs::remove_all(root_); }
+  ImportFlowTest() { fs::create_directory(root_ / "out"); }
 
   // One F32 tensor "m.w" of `rows` rows of 1 MiB, without disk blocks but for the header.
   std::string Source(uint64_t rows) {
@@ -77,7 +73,8 @@ class ImportFlowTest : public ::testing::Test {
     EXPECT_NE(ended.err.find(part, at), std::string::npos) << ended.err;
   }
 
-  fs::path root_;
+  const modelhost::testing::TempFolder folder_;
+  const fs::path& root_ = folder_.path();
 };
 
 TEST_F(ImportFlowTest, PrintsOneLineAndTheObject) {

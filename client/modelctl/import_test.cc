@@ -18,6 +18,7 @@
 #include "daemon/format/model_builders.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -34,12 +35,6 @@ namespace fs = std::filesystem;
 
 class ImportTest : public ::testing::Test {
  protected:
-  ImportTest() {
-    std::string pattern = (fs::temp_directory_path() / "import_test.XXXXXX").string();
-    root_ = ::mkdtemp(pattern.data());
-  }
-  ~ImportTest() override { fs::remove_all(root_); }
-
   std::string Path(const std::string& name) const { return (root_ / name).string(); }
   void Put(const std::string& name, const std::string& bytes) const {
     fs::create_directories((root_ / name).parent_path());
@@ -82,7 +77,8 @@ class ImportTest : public ::testing::Test {
     return "no tensor " + name;
   }
 
-  fs::path root_;
+  const modelhost::testing::TempFolder folder_;
+  const fs::path& root_ = folder_.path();
   ImportOptions options_;
   ImportEnd end_;
   std::vector<std::string> notes_;

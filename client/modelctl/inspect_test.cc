@@ -16,6 +16,7 @@
 #include "daemon/format/model_builders.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -33,16 +34,6 @@ namespace fs = std::filesystem;
 
 class InspectTest : public ::testing::Test {
  protected:
-  InspectTest() {
-    std::string pattern = (fs::temp_directory_path() / "inspect_test.XXXXXX").string();
-    EXPECT_NE(::mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
-  }
-  ~InspectTest() override {
-    std::error_code ignored;
-    fs::remove_all(root_, ignored);
-  }
-
   std::string Path(const std::string& name) const { return (root_ / name).string(); }
   void Put(const std::string& name, const std::string& bytes) const {
     fs::create_directories((root_ / name).parent_path());
@@ -74,7 +65,8 @@ class InspectTest : public ::testing::Test {
     return out_;
   }
 
-  fs::path root_;
+  const modelhost::testing::TempFolder folder_;
+  const fs::path& root_ = folder_.path();
   std::string out_;
   std::string err_;
 };

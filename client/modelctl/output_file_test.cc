@@ -12,6 +12,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/fakes/temp_folder.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -23,12 +24,6 @@ namespace fs = std::filesystem;
 
 class OutputFileTest : public ::testing::TestWithParam<OutputFile::Temporary> {
  protected:
-  OutputFileTest() {
-    std::string pattern = (fs::temp_directory_path() / "output_file_test.XXXXXX").string();
-    root_ = ::mkdtemp(pattern.data());
-  }
-  ~OutputFileTest() override { fs::remove_all(root_); }
-
   std::string Path(const std::string& name) const { return (root_ / name).string(); }
   std::vector<std::string> Entries() const {
     std::vector<std::string> names;
@@ -50,7 +45,8 @@ class OutputFileTest : public ::testing::TestWithParam<OutputFile::Temporary> {
     return file.Append(std::as_bytes(std::span<const char>(text)));
   }
 
-  fs::path root_;
+  const modelhost::testing::TempFolder folder_;
+  const fs::path& root_ = folder_.path();
 };
 
 TEST_P(OutputFileTest, TheNameAppearsWithTheCommitAndNothingElseStays) {

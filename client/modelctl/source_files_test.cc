@@ -10,19 +10,15 @@
 #include <filesystem>
 #include <fstream>
 
+#include "tests/fakes/temp_folder.h"
+
 namespace modelhost::modelctl {
 namespace {
 
 namespace fs = std::filesystem;
 
-class SourceFilesTest : public testing::Test {
+class SourceFilesTest : public ::testing::Test {
  protected:
-  SourceFilesTest() {
-    std::string path = fs::temp_directory_path() / "modelctl-source-XXXXXX";
-    root_ = ::mkdtemp(path.data());
-  }
-  ~SourceFilesTest() override { fs::remove_all(root_); }
-
   void Write(const std::string& name, const std::string& text) {
     fs::create_directories((root_ / name).parent_path());
     std::ofstream(root_ / name) << text;
@@ -34,7 +30,8 @@ class SourceFilesTest : public testing::Test {
     return paths;
   }
 
-  fs::path root_;
+  const modelhost::testing::TempFolder folder_;
+  const fs::path& root_ = folder_.path();
 };
 
 TEST_F(SourceFilesTest, TakesRegularFilesInSubfoldersSortedByPath) {

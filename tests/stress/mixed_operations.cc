@@ -160,7 +160,8 @@ class Operator {
     if (status.ok() && last.state() != v1::SUCCEEDED) {
       code = last.failure().code();
       text = last.failure().message();
-      good = last.state() == v1::OPERATION_FAILED || last.state() == v1::CANCELLED;
+      good = last.state() == v1::OPERATION_FAILED || last.state() == v1::CANCELLED ||
+             (last.state() == v1::ABORTED && !last.successor().empty());
       good = good && code != 0 && !text.empty();
     }
     bool allowed = false;
