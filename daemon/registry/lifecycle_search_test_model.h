@@ -13,7 +13,11 @@
 // for want of use and unloads asked for, and versions whose bytes are bad, gone or not yet scanned.
 // One swap and one write of the labels are under way at a time. While one is, no grant, load by
 // hand, unload, deletion or damage begins, but all that had begun goes on; a swap begins with no
-// load, unload or doubt about the disk, and a label is set by hand beside no unload.
+// load, unload or doubt about the disk, and a label is set by hand beside no unload. And with
+// SearchRules::one_trouble_at_a_time there is one of all troubles at a time.
+//
+// The packing and what must not be are in lifecycle_search_test_state.cc, the daemon's moves in
+// lifecycle_search_test_daemon.h, what may happen next in lifecycle_search_test_steps.cc.
 #pragma once
 
 #include <array>
@@ -109,7 +113,14 @@ struct SearchRules {
       false;                              // The old labels are written again once, not until done.
   bool repair_stays_quarantined = false;  // Bytes that are good again are not believed.
   bool gap_keeps_page = false;            // The old version drains while the page shows it.
-  bool lost_wake_up = false;              // Nobody tells those who wait that there is room.
+  bool lost_wake_up = false;              // Nobody tells those who wait what was given back.
+  bool quarantine_tells_nobody = false;   // Who waits to load what is found to be bad waits on.
+
+  // Not rules but bounds. Of bytes that are flawed, loads that FAILED, unloads asked for and label
+  // writes that failed there is one at a time, whichever it is; but what a failed write named may
+  // be deleted.
+  bool one_trouble_at_a_time = true;
+  bool swaps = true;
 };
 
 // Millions are made and few are read.

@@ -235,6 +235,21 @@ TEST_F(ManagerOperationsTest, WhileItWaitsItSaysSoAndCanBeCancelled) {
   EXPECT_EQ(Version(1).error.code(), absl::StatusCode::kDataLoss);
 }
 
+TEST_F(ManagerOperationsTest, ALoadThatWaitsForItsNextTryEndsWhenItsBytesAreFoundToBeBad) {
+  Start(Slow());
+  ASSERT_TRUE(PublishOne(5, SafetensorsBytes({{"w", {8, 8}}})).status.ok());
+  os_->FailCall("Populate", 1, EIO);
+  const OperationId load = StartLoad(5);
+  AwaitPhase(load, "retry");
+  Flip(5);
+  const auto verified = Await(OnLoop([&] { return manager_->Verify({"planner", 5}, 0); }));
+  EXPECT_EQ(verified.state, OperationState::kFailed);
+  EXPECT_EQ(PhaseOf(5), Phase::kQuarantined);
+  const auto told = Now(load);
+  EXPECT_EQ(told.state, OperationState::kFailed);
+  EXPECT_EQ(told.status, verified.status);
+}
+
 TEST_F(ManagerOperationsTest, AnExplicitRequestDoesNotWaitForTheNextTry) {
   Start(Slow());
   os_->FailCall("Populate", 1, EIO);

@@ -74,6 +74,12 @@ void ModelManager::Impl::ApplyVerified(VersionRecord& record, const absl::Status
   if (record.phase == Phase::kStaged || record.phase == Phase::kFailed) {
     record.error = status;
     Move(record, Phase::kQuarantined);
+    // Who waits for room for it, or for the next try, would wait for ever.
+    const VersionKey key = record.key;
+    StopRetrying(record);
+    std::erase_if(waiting_for_room, [&](const RoomWaiter& waiter) { return waiter.key == key; });
+    TellWaiters(record, status);
+    RetryPendingAcquires(key.model);
   } else if (record.resident != nullptr && record.health != Health::kSuspect) {
     // A sealed copy was checked when it was made, and no disk can change it.
     SetHealth(record,
