@@ -49,6 +49,17 @@ CLI::Validator OneOf(const std::map<std::string, Enum>& words, const char* shown
   return CLI::IsMember(names).description(shown);
 }
 
+void AddStrategy(CLI::App* verb, std::string& strategy, bool& allow_downtime) {
+  verb->add_option("--strategy", strategy,
+                   "availability: old and new side by side; resource: the old one leaves first, "
+                   "and nothing serves in between; auto: the first where it fits, else the second "
+                   "if --allow-downtime")
+      ->type_name("HOW")
+      ->check(CLI::IsMember({"availability", "resource", "auto"}));
+  verb->add_flag("--allow-downtime", allow_downtime,
+                 "Agree to a gap in serving (strategy resource, or auto)");
+}
+
 // Gone before the line is parsed: what it makes refers to `app` and `line` alone.
 class Builder {
  public:
@@ -242,14 +253,7 @@ class Builder {
     swap->add_option("--set", l.swap.set, "Another model to move at the same moment; repeatable")
         ->type_name("MODEL=N")
         ->allow_extra_args(false);
-    swap->add_option("--strategy", l.swap.strategy,
-                     "availability: old and new side by side; resource: the old one leaves "
-                     "first, and nothing serves in between; auto: the first where it fits, else "
-                     "the second if --allow-downtime")
-        ->type_name("HOW")
-        ->check(CLI::IsMember({"availability", "resource", "auto"}));
-    swap->add_flag("--allow-downtime", l.swap.allow_downtime,
-                   "Agree to a gap in serving (strategy resource, or auto)");
+    AddStrategy(swap, l.swap.strategy, l.swap.allow_downtime);
     swap->add_flag("--dry-run", l.swap.dry_run, "Print the capacity plan and change nothing");
     swap->add_flag("--no-wait", l.swap.no_wait, "Print the operation and return");
     CLI::App* rollback = Verb(&app_, group, "rollback", "Move a label back to its previous version",
@@ -258,6 +262,7 @@ class Builder {
     rollback->add_option("--label", l.rollback.label, "Which label (stable)")->type_name("LABEL");
     rollback->add_option("--to", l.rollback.to, "Another version than the previous one")
         ->type_name("N");
+    AddStrategy(rollback, l.rollback.strategy, l.rollback.allow_downtime);
     rollback->add_flag("--no-wait", l.rollback.no_wait, "Print the operation and return");
 
     CLI::App* label = Group(group, "label", "Labels: list, set, remove");

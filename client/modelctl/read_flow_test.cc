@@ -218,9 +218,10 @@ TEST_F(ReadFlowTest, EveryVerbHasHelp) {
   const Ended top = Run({"--help"});
   EXPECT_EQ(top.code, 0);
   for (const char* verb :
-       {"status", "ls",   "versions", "describe", "inspect",    "publish", "verify", "load",
-        "unload", "swap", "rollback", "label",    "clients",    "leases",  "evict",  "ops",
-        "rescan", "exec", "health",   "doctor",   "completion", "version"}) {
+       {"status",  "ls",     "versions", "describe", "inspect", "publish", "verify",
+        "load",    "unload", "swap",     "rollback", "label",   "clients", "leases",
+        "evict",   "ops",    "rescan",   "exec",     "health",  "doctor",  "completion",
+        "version", "top",    "gc",       "delete",   "events",  "config",  "import"}) {
     EXPECT_NE(top.out.find(verb), std::string::npos) << verb;
     const Ended ended = Run({verb, "--help"});
     EXPECT_EQ(ended.code, 0) << verb;

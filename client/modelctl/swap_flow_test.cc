@@ -275,5 +275,31 @@ TEST_F(SwapFlowTest, WhoMovesALabelThatAFileGovernsIsWarned) {
   EXPECT_EQ(Run({"label", "set", "planner:canary", "8"}).err, "");
 }
 
+TEST_F(SwapFlowTest, WithoutWaitingEveryTargetThatAFileGovernsIsWarnedOf) {
+  AddPlanner();
+  daemon_.status.mutable_desired()->set_file("/etc/models");
+  daemon_.status.mutable_desired()->set_state("ok");
+  for (const char* model : {"planner", "vision", "third"}) {
+    v1::DesiredLabel* row = daemon_.status.mutable_desired()->add_labels();
+    row->set_model(model);
+    row->set_label("stable");
+    row->set_want(7);
+    row->set_line(3);
+  }
+  daemon_.swap = [](auto&, const v1::SwapRequest&, auto& writer) {
+    v1::OperationEvent event;
+    event.mutable_operation()->set_id("op-12");
+    event.mutable_operation()->set_state(v1::RUNNING);
+    writer.Write(event);
+    return grpc::Status::OK;
+  };
+  const Ended ended = Run(
+      {"swap", "planner", "--version", "8", "--set", "vision=9", "--set", "third=7", "--no-wait"});
+  EXPECT_EQ(ended.code, 0) << ended.err;
+  EXPECT_NE(ended.err.find("planner:stable is governed by"), std::string::npos) << ended.err;
+  EXPECT_NE(ended.err.find("vision:stable is governed by"), std::string::npos) << ended.err;
+  EXPECT_EQ(ended.err.find("third:stable"), std::string::npos) << ended.err;
+}
+
 }  // namespace
 }  // namespace modelhost::modelctl::testing

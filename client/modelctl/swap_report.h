@@ -3,6 +3,8 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "client/modelctl/context.h"
 #include "client/modelctl/json.h"
@@ -21,8 +23,9 @@ struct SwapGoal {
   std::string kind;   // Of the JSON document: "Swap", "Rollback".
   std::string model;  // The one whose label decides whether an old version still serves.
   std::string label;
-  uint64_t version = 0;                // 0: the previous one.
-  std::optional<uint64_t> if_current;  // What the label must name; 0: nothing.
+  uint64_t version = 0;                                  // 0: the previous one.
+  std::vector<std::pair<std::string, uint64_t>> others;  // Of the set: each model and version.
+  std::optional<uint64_t> if_current;                    // What the label must name; 0: nothing.
   bool wait = true;
 };
 

@@ -88,6 +88,8 @@ struct RollbackFlags {
   std::string target;
   std::string label;
   std::string to;
+  std::string strategy;
+  bool allow_downtime = false;
   bool no_wait = false;
 };
 Exit Rollback(Context& context, const RollbackFlags& flags);

@@ -129,6 +129,9 @@ Exit RunSwap(Context& context, Interrupts& interrupts, const SwapGoal& goal,
     }
   } else if (goal.version != 0) {
     WarnIfDesired(context, goal.model, goal.label, goal.version);
+    for (const auto& [model, version] : goal.others) {
+      WarnIfDesired(context, model, goal.label, version);
+    }
   }
   return Exit::Ok();
 }
@@ -181,6 +184,7 @@ Exit Swap(Context& context, const SwapFlags& flags) {
       }
     }
     add(other->model, other->version);
+    goal.others.emplace_back(other->model, other->version);
   }
   if (!flags.if_current.empty()) {
     const Outcome<uint64_t> current = ParseIfCurrent(flags.if_current);
@@ -227,6 +231,8 @@ Exit Rollback(Context& context, const RollbackFlags& flags) {
   request.set_model(goal.model);
   request.set_label(goal.label);
   request.set_to(goal.version);
+  request.set_strategy(flags.strategy);
+  request.set_allow_downtime(flags.allow_downtime);
   goal.what = absl::StrCat("rollback ", goal.model, ":", goal.label);
   if (goal.version != 0) absl::StrAppend(&goal.what, " to ", goal.version);
   Interrupts interrupts;

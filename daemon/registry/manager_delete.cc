@@ -48,9 +48,8 @@ absl::Status ModelManager::Impl::CheckDelete(const VersionKey& key) const {
           absl::StrCat(name, ": op-", id, " is about to publish it (wait for it, or cancel it)"));
     }
   }
-  for (const auto& [id, cancel] : verifies) {
-    const OperationSnapshot* verify = operations.Find(id);
-    if (verify != nullptr && verify->model == key.model && verify->version == key.version) {
+  for (const auto& [id, verify] : verifies) {
+    if (verify.key == key) {
       return absl::FailedPreconditionError(
           absl::StrCat(name, ": op-", id, " is verifying it (wait for it, or cancel it)"));
     }

@@ -42,6 +42,7 @@ class ManagerDeleteTest : public ManagerTest {
     return OnLoop([&] { return manager_->Version({"planner", version}).ok(); });
   }
   bool NothingStaged() { return std::filesystem::is_empty(base_ / "store/incoming"); }
+  std::string hidden_;  // A model that the reader of plans may not see.
   OperationSnapshot Collect(const std::string& model = "") {
     return Await(OnLoop([&] { return manager_->CollectGarbage(model, 0); }));
   }
@@ -54,7 +55,10 @@ class ManagerDeleteTest : public ManagerTest {
     return answer->get_future().get();
   }
   absl::StatusOr<GarbagePlan> PlanGarbage() {
-    return Planned<GarbagePlan>([&](auto done) { manager_->PlanGarbage("", std::move(done)); });
+    return Planned<GarbagePlan>([&](auto done) {
+      manager_->PlanGarbage(
+          "", [this](const std::string& model) { return model != hidden_; }, std::move(done));
+    });
   }
   absl::StatusOr<DeletePlan> PlanDelete(uint64_t version) {
     return Planned<DeletePlan>([&](auto done) {
@@ -263,6 +267,12 @@ TEST_F(ManagerDeleteTest, GcOfOneModelLeavesTheOthersAlone) {
   options.model_policies["planner"].keep_on_disk = 1;
   options.model_policies["other"].keep_on_disk = 1;
   Boot(options);
+  hidden_ = "other";  // Who may not read a model learns nothing of its garbage.
+  const auto plan = PlanGarbage();
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->items.size(), 1U);
+  EXPECT_EQ(plan->items[0].key.model, "planner");
+  EXPECT_EQ(plan->bytes, plan->items[0].bytes);
   EXPECT_EQ(Collect("planner").result.removed, 1U);
   EXPECT_EQ(OnLoop([&] { return manager_->Model("other")->versions.size(); }), 2U);
   EXPECT_EQ(OnLoop([&] { return manager_->CollectGarbage("nobody", 0).status().code(); }),

@@ -150,6 +150,7 @@ void ModelManager::Impl::GcMoved(OperationId id, const VersionKey& key, bool gon
 }
 
 void ModelManager::PlanGarbage(const std::string& model,
+                               const std::function<bool(const std::string& model)>& may_see,
                                std::function<void(absl::StatusOr<GarbagePlan>)> done) {
   Impl& impl = *impl_;
   if (impl.stopping) return done(Impl::StoppingError());
@@ -160,6 +161,7 @@ void ModelManager::PlanGarbage(const std::string& model,
   };
   std::vector<Asked> versions;
   for (const VersionKey& key : impl.Garbage(model)) {
+    if (!may_see(key.model)) continue;
     const VersionRecord* record = impl.Find(key);
     const bool bad = record == nullptr || record->phase == Phase::kQuarantined;
     versions.push_back(

@@ -115,6 +115,7 @@ struct PendingAcquire {
 
 struct PendingUpload {
   UploadTicket ticket{};
+  bool complete = false;  // All is here; it waits for another publish of the same version.
   uint32_t uid = 0;
   PublishRequest request;
   std::vector<UniqueFd> fds;
@@ -423,6 +424,10 @@ struct ModelManager::Impl {
   void StopDesired();
 
   // --- manager_publish.cc
+  // The publish of this version that is at work; 0: none.
+  OperationId PublishedBy(const VersionKey& key) const;
+  // It has ended: the next that waits with all its descriptors may begin.
+  void StartNextPublish(const VersionKey& key);
   void StartStaging(OperationId operation);
   // Forgets a publish whose descriptors have not all come. False: there is none.
   bool DropUpload(OperationId operation);
@@ -441,6 +446,9 @@ struct ModelManager::Impl {
   RestartSnapshot SnapshotRestart() const;
 
   // --- manager_scan.cc
+  void StartVerify(OperationId operation);
+  void FinishVerify(OperationId operation, const VersionKey& key, const absl::Status& status);
+  bool VerifyLater(OperationId operation, const absl::Status& status);
   void ApplyVerified(VersionRecord& record, const absl::Status& status);
   using ScanResult = absl::StatusOr<std::vector<ScannedModel>>;
   using ScanDone = std::function<void(absl::StatusOr<RescanResult>)>;
@@ -481,7 +489,13 @@ struct ModelManager::Impl {
     std::shared_ptr<CommitGate> gate = std::make_shared<CommitGate>();
   };
   std::map<OperationId, RunningPublish> publishes;
-  std::map<OperationId, std::shared_ptr<CancelToken>> verifies;
+  struct RunningVerify {
+    VersionKey key;
+    std::shared_ptr<CancelToken> cancel;
+    int attempts = 0;         // That failed for a reason that may pass.
+    TimerId retry_timer = 0;  // Until the next one.
+  };
+  std::map<OperationId, RunningVerify> verifies;
   struct RunningDelete {
     OperationId operation = 0;
     std::shared_ptr<CommitGate> gate = std::make_shared<CommitGate>();

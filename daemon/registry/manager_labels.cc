@@ -391,11 +391,14 @@ absl::StatusOr<OperationId> ModelManager::Swap(const SwapRequest& request, uint3
 
 absl::StatusOr<OperationId> ModelManager::Rollback(const std::string& model,
                                                    const std::string& label, uint64_t to,
-                                                   uint32_t by) {
+                                                   uint32_t by, const std::string& strategy,
+                                                   bool allow_downtime) {
   Impl& impl = *impl_;
   if (!impl.models.contains(model)) return impl.NoSuchModel(model);
   SwapRequest request;
   request.label = label.empty() ? kDefaultLabel : label;
+  if (!strategy.empty()) request.strategy = strategy;
+  request.allow_downtime = allow_downtime;
   if (to == 0) {
     const auto it = impl.labels.labels.find({model, request.label});
     if (it == impl.labels.labels.end() || it->second.previous == 0) {

@@ -59,16 +59,19 @@ absl::Status ModelManager::CancelOperation(OperationId operation) {
       if (const auto running = impl.publishes.find(operation);
           running != impl.publishes.end() && running->second.gate->Close()) {
         // Its worker may hang in the kernel, but puts nothing in place any more.
+        const VersionKey key{running->second.request.model, running->second.request.version};
         running->second.cancel->Cancel();
         impl.publishes.erase(running);
         impl.operations.Finish(operation, cancelled);
+        impl.StartNextPublish(key);
         return absl::OkStatus();
       }
       return absl::FailedPreconditionError(
           absl::StrCat(name, ": the version is being put in place, it cannot be stopped any more"));
     case OperationKind::kVerify:
       if (const auto it = impl.verifies.find(operation); it != impl.verifies.end()) {
-        it->second->Cancel();
+        it->second.cancel->Cancel();
+        impl.deps.loop.CancelTimer(it->second.retry_timer);
         impl.verifies.erase(it);
       }
       impl.operations.Finish(operation, cancelled);

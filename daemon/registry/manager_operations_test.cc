@@ -81,6 +81,9 @@ class ManagerOperationsTest : public ManagerTest {
   OperationId StartLoad(uint64_t version) {
     return *OnLoop([&] { return manager_->Load({"planner", version}, 7); });
   }
+  OperationId StartVerify(uint64_t version) {
+    return *OnLoop([&] { return manager_->Verify({"planner", version}, 0); });
+  }
   OperationId StartUnload(uint64_t version) {
     return *OnLoop([&] {
       return manager_->Unload({"planner", version}, absl::InfiniteDuration(), false, 0);
@@ -93,13 +96,14 @@ class ManagerOperationsTest : public ManagerTest {
   }
   // A publish whose descriptors have come.
   OperationId StartPublish(uint64_t version, const std::string& bytes) {
-    WriteFile(base_ / "source/model.safetensors", bytes);
+    const auto source = base_ / absl::StrCat("source-", ++sources_);
+    WriteFile(source / "model.safetensors", bytes);
     Peer owner;
     owner.uid = ::geteuid();
     const PublishRequest request{"planner", version, {{"model.safetensors", bytes.size()}}, "", {}};
     const auto ticket = OnLoop([&] { return *manager_->PublishFromDescriptors(request, owner); });
     std::vector<UniqueFd> fds;
-    fds.push_back(*real_os_.OpenFileAt(*real_os_.OpenDir(base_ / "source"), "model.safetensors"));
+    fds.push_back(*real_os_.OpenFileAt(*real_os_.OpenDir(source), "model.safetensors"));
     EXPECT_TRUE(OnLoop([&] {
                   return manager_->OfferUpload(owner, ticket.ticket, 0, std::move(fds), true);
                 }).ok());
@@ -112,6 +116,7 @@ class ManagerOperationsTest : public ManagerTest {
   JournalObserver told_;
   absl::Notification release_;
   std::atomic<bool> hanging_{false};
+  int sources_ = 0;
 };
 
 // --- Who takes whose place
@@ -289,6 +294,126 @@ TEST_F(ManagerOperationsTest, WhatALabelNamesIsTriedForAsLongAsItTakes) {
   Eventually([&] { return os_->calls("Populate") > 8; });
   os_->Heal();
   Eventually([&] { return manager_->Version({"planner", 1})->phase == Phase::kReady; });
+}
+
+TEST_F(ManagerOperationsTest, AVerificationIsTriedAgainWithinItsOperation) {
+  Start(Quick());
+  os_->FailCall("ReadAt", 1, EIO);
+  os_->FailCall("ReadAt", 2, EMFILE);
+  const auto ended = Await(StartVerify(1));
+  EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;
+  EXPECT_EQ(ended.attempts, 2U);
+  EXPECT_EQ(PhaseOf(1), Phase::kStaged);
+  os_->FailFrom("ReadAt", 1, EIO);
+  const auto failed = Await(StartVerify(1));
+  EXPECT_EQ(failed.state, OperationState::kFailed);
+  EXPECT_EQ(failed.attempts, 3U);
+  EXPECT_THAT(std::string(failed.status.message()), HasSubstr("ReadAt"));
+  EXPECT_EQ(PhaseOf(1), Phase::kStaged);  // Nothing is known of its bytes.
+}
+
+TEST_F(ManagerOperationsTest, AVerificationThatNeedsSomebodyIsNotTriedAgain) {
+  Start(Slow());
+  os_->FailFrom("ReadAt", 1, EACCES);
+  const auto ended = Await(StartVerify(2));
+  EXPECT_EQ(ended.state, OperationState::kFailed);
+  EXPECT_EQ(ended.attempts, 0U);
+}
+
+TEST_F(ManagerOperationsTest, AVerificationThatWaitsSaysSoAndIsJoinedCancelledAndStopped) {
+  Start(Slow());
+  os_->FailFrom("ReadAt", 1, EIO);
+  const OperationId id = StartVerify(1);
+  AwaitPhase(id, "retry");
+  EXPECT_GT(Now(id).next_try, clock_.Wall() + absl::Minutes(50));
+  EXPECT_THAT(Now(id).message, HasSubstr("ReadAt"));
+  EXPECT_THAT(std::string(OnLoop([&] {
+                            return manager_->Delete({"planner", 1}, 0).status();
+                          }).message()),
+              HasSubstr("is verifying it"));
+  os_->Heal();
+  EXPECT_EQ(StartVerify(1), id);  // Which does not wait for the next try.
+  EXPECT_EQ(Await(id).state, OperationState::kSucceeded);
+
+  os_->FailFrom("ReadAt", 1, EIO);
+  const OperationId cancelled = StartVerify(1);
+  AwaitPhase(cancelled, "retry");
+  ExpectCancelledAtOnce(cancelled);
+
+  os_->FailFrom("ReadAt", 1, EIO);
+  const OperationId stopped = StartVerify(1);
+  AwaitPhase(stopped, "retry");
+  os_->Heal();
+  Shutdown();
+  Boot();
+  EXPECT_EQ(Now(stopped).state, OperationState::kFailed);
+  EXPECT_THAT(std::string(Now(stopped).status.message()), HasSubstr("stopping"));
+}
+
+// --- The same once more while it is under way
+
+TEST_F(ManagerOperationsTest, TwoVerificationsOfAVersionAreOne) {
+  Start();
+  Block("ReadAt");
+  const OperationId id = StartVerify(1);
+  AwaitHanging();
+  EXPECT_EQ(StartVerify(1), id);
+  EXPECT_NE(StartVerify(2), id);
+}
+
+TEST_F(ManagerOperationsTest, TwoUnloadsOfAVersionAreOne) {
+  Start();
+  ASSERT_TRUE(Load(1).status.ok());
+  const SessionId session = NewSession();
+  ASSERT_TRUE(Acquire(session, {"planner", "", 1, {}}).ok());
+  const OperationId id = StartUnload(1);
+  EXPECT_EQ(StartUnload(1), id);
+  EXPECT_EQ(Now(id).state, OperationState::kRunning);
+  Block("Populate");  // And while it waits for a load to come to rest.
+  StartLoad(2);
+  AwaitHanging();
+  const OperationId other = StartUnload(2);
+  EXPECT_EQ(StartUnload(2), other);
+}
+
+TEST_F(ManagerOperationsTest, ASecondPublishOfAVersionWaitsForTheFirstAndFindsItThere) {
+  Start();
+  Block("WriteAt");
+  const std::string bytes = SafetensorsBytes({{"w", {1, 2}}});
+  const OperationId first = StartPublish(9, bytes);
+  AwaitHanging();
+  const OperationId second = StartPublish(9, bytes);
+  const OperationId third = StartPublish(9, SafetensorsBytes({{"w", {3, 4}}}));
+  const OperationId fourth = StartPublish(9, bytes);
+  EXPECT_EQ(Now(second).phase, "wait");
+  EXPECT_EQ(Now(second).message,
+            absl::StrCat("waiting for op-", first, ", which publishes this version"));
+  EXPECT_EQ(Now(third).phase, "wait");
+  ExpectCancelledAtOnce(fourth);
+  Unblock();
+  EXPECT_EQ(Await(first).state, OperationState::kSucceeded);
+  const auto same = Await(second);
+  EXPECT_EQ(same.state, OperationState::kSucceeded) << same.status;
+  EXPECT_TRUE(same.result.unchanged);
+  const auto other = Await(third);
+  EXPECT_EQ(other.state, OperationState::kFailed);
+  EXPECT_EQ(other.status.code(), absl::StatusCode::kAlreadyExists) << other.status;
+  EXPECT_THAT(std::string(other.status.message()), HasSubstr("exists with other bytes"));
+}
+
+TEST_F(ManagerOperationsTest, AWaitingPublishTakesThePlaceOfOneThatIsCancelled) {
+  Start();
+  Block("WriteAt");
+  const OperationId first = StartPublish(9, SafetensorsBytes({{"w", {1, 2}}}));
+  AwaitHanging();
+  const OperationId second = StartPublish(9, SafetensorsBytes({{"w", {3, 4}}}));
+  EXPECT_EQ(Now(second).phase, "wait");
+  ExpectCancelledAtOnce(first);
+  EXPECT_EQ(Now(second).phase, "copy");
+  Unblock();
+  const auto ended = Await(second);
+  EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;
+  EXPECT_FALSE(ended.result.unchanged);
 }
 
 // --- Cancelling while the worker hangs

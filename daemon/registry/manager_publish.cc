@@ -114,7 +114,7 @@ absl::Status ModelManager::OfferUpload(const Peer& peer, const UploadTicket& tic
   Impl& impl = *impl_;
   const auto it = std::ranges::find_if(impl.uploads, [&](const auto& entry) {
     return CRYPTO_memcmp(entry.second.ticket.data(), ticket.data(), ticket.size()) == 0 &&
-           entry.second.uid == peer.uid;
+           entry.second.uid == peer.uid && !entry.second.complete;
   });
   if (it == impl.uploads.end()) {
     return absl::PermissionDeniedError(
@@ -151,10 +151,41 @@ bool ModelManager::Impl::DropUpload(OperationId operation) {
   return true;
 }
 
+OperationId ModelManager::Impl::PublishedBy(const VersionKey& key) const {
+  for (const auto& [id, publish] : publishes) {
+    if (publish.request.model == key.model && publish.request.version == key.version) return id;
+  }
+  return 0;
+}
+
+void ModelManager::Impl::StartNextPublish(const VersionKey& key) {
+  if (stopping) return;
+  for (const auto& [id, upload] : uploads) {
+    if (!upload.complete || upload.request.model != key.model ||
+        upload.request.version != key.version) {
+      continue;
+    }
+    return StartStaging(id);
+  }
+}
+
 void ModelManager::Impl::StartStaging(OperationId operation) {
+  PendingUpload& waiting = uploads.at(operation);
+  deps.loop.CancelTimer(std::exchange(waiting.timer, 0));
+  // Two at once would both read everything, and only then would one of them learn what the other
+  // has put there. Whether they are the same nobody knows before the bytes are read.
+  if (const OperationId at_it = PublishedBy({waiting.request.model, waiting.request.version});
+      at_it != 0) {
+    waiting.complete = true;
+    operations.Update(operation, [&](OperationSnapshot& snapshot) {
+      snapshot.phase = "wait";
+      snapshot.bytes_total = TotalBytes(waiting.request.files);
+      snapshot.message = absl::StrCat("waiting for op-", at_it, ", which publishes this version");
+    });
+    return;
+  }
   auto node = uploads.extract(operation);
   PendingUpload upload = std::move(node.mapped());
-  deps.loop.CancelTimer(upload.timer);
   auto cancel = std::make_shared<CancelToken>();
   publishes[operation] = {upload.request, cancel};
   const auto gate = publishes[operation].gate;
@@ -162,6 +193,7 @@ void ModelManager::Impl::StartStaging(OperationId operation) {
   const uint64_t total = TotalBytes(upload.request.files);
   operations.Update(operation, [&](OperationSnapshot& snapshot) {
     snapshot.phase = "copy";
+    snapshot.message.clear();
     snapshot.bytes_total = total;
   });
   auto fds = std::make_shared<std::vector<UniqueFd>>(std::move(upload.fds));
@@ -236,8 +268,12 @@ void ModelManager::Impl::FinishPublish(OperationId operation,
   if (it == publishes.end()) return;
   const PublishRequest request = it->second.request;
   publishes.erase(it);
-  if (!result.ok()) return operations.Finish(operation, result.status());
   const VersionKey key{request.model, request.version};
+  const auto end = [this, operation, key](const absl::Status& status) {
+    operations.Finish(operation, status);
+    StartNextPublish(key);
+  };
+  if (!result.ok()) return end(result.status());
   operations.Update(operation, [&](OperationSnapshot& snapshot) {
     snapshot.result.digest = result->digest.Hex();
     snapshot.result.bytes = result->bytes;
@@ -252,26 +288,25 @@ void ModelManager::Impl::FinishPublish(OperationId operation,
     Move(*record, Phase::kStaged);
   }
   // The operation ends when the version can be used, so a scan comes first.
-  ScanAgain([this, operation, key, digest = result->digest,
+  ScanAgain([this, operation, key, end, digest = result->digest,
              repaired = result->repaired](absl::StatusOr<RescanResult> scan) {
     Note(key, repaired ? "repaired" : "published", digest.Short());
-    if (!scan.ok()) return operations.Finish(operation, scan.status());
+    if (!scan.ok()) return end(scan.status());
     VersionRecord* record = Find(key);
-    if (record == nullptr) return operations.Finish(operation, NoSuchVersion(key));
+    if (record == nullptr) return end(NoSuchVersion(key));
     if (repaired && record->phase == Phase::kStaged && !stopping && !LabelsOf(key).empty()) {
       EnsureReady(key, {0, [this](const absl::Status&) { UpdateReady(); }});
     }
     if (!repaired || record->phase != Phase::kReady || stopping) {
-      return operations.Finish(operation, absl::OkStatus());
+      return end(absl::OkStatus());
     }
     // What is resident still has the files that went bad.
     record->waiters.push_back(
-        {operation, [this, operation, key](const absl::Status& status) {
-           operations.Finish(
-               operation, status.ok() ? status
-                                      : AtPath(status, absl::StrCat(key.ToString(),
-                                                                    " is repaired on disk, but "
-                                                                    "could not be loaded again")));
+        {operation, [end, key](const absl::Status& status) {
+           end(status.ok() ? status
+                           : AtPath(status, absl::StrCat(key.ToString(),
+                                                         " is repaired on disk, but could not be "
+                                                         "loaded again")));
          }});
     if (record->reload == nullptr) StartReload(*record);
   });

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/registry/manager_impl.h"
+#include "daemon/registry/retry_policy.h"
 #include "daemon/registry/swap_policy.h"
 #include "proto/handle/fault_point.h"
 
@@ -16,49 +17,97 @@ absl::StatusOr<OperationId> ModelManager::Verify(const VersionKey& key, uint32_t
   const VersionRecord* record = impl.Find(key);
   if (record == nullptr) return impl.NoSuchVersion(key);
   if (auto status = impl.CheckNotRemoved(key); !status.ok()) return status;
-  for (const auto& [running, cancel] : impl.verifies) {
-    const OperationSnapshot* verify = impl.operations.Find(running);
-    if (verify->model == key.model && verify->version == key.version) return running;
+  for (auto& [running, verify] : impl.verifies) {
+    if (verify.key != key) continue;
+    // Who asks again does not wait for the next try.
+    const OperationId id = running;
+    if (verify.retry_timer != 0) {
+      impl.deps.loop.CancelTimer(std::exchange(verify.retry_timer, 0));
+      impl.operations.Update(
+          id, [](OperationSnapshot& operation) { operation.next_try = absl::Time(); });
+      impl.StartVerify(id);
+    }
+    return id;
   }
   const OperationId id =
       impl.operations.Begin(OperationKind::kVerify, key.model, key.version, "", by);
-  auto cancel = std::make_shared<CancelToken>();
-  impl.verifies[id] = cancel;
+  impl.verifies[id] = {key, std::make_shared<CancelToken>()};
+  impl.StartVerify(id);
+  return id;
+}
+
+void ModelManager::Impl::StartVerify(OperationId id) {
+  const RunningVerify& verify = verifies.at(id);
+  const VersionKey key = verify.key;
   LoadRequest request;
   request.model = key.model;
   request.version = key.version;
-  request.policy = impl.PolicyOf(key.model);
-  request.cancel = cancel;
-  request.progress = [&impl, id](const LoadProgress& progress) {
-    impl.deps.loop.Post([&impl, id, progress] {
-      impl.operations.Update(id, [&](OperationSnapshot& snapshot) {
+  request.policy = PolicyOf(key.model);
+  request.cancel = verify.cancel;
+  request.progress = [this, id](const LoadProgress& progress) {
+    deps.loop.Post([this, id, progress] {
+      operations.Update(id, [&](OperationSnapshot& snapshot) {
         snapshot.phase = progress.phase;
         snapshot.bytes_done = progress.bytes_done;
         snapshot.bytes_total = progress.bytes_total;
       });
     });
   };
-  impl.OnLongPool(
-      [&impl, request = std::move(request)] {
-        const absl::Status verified = impl.deps.loader.Verify(request);
+  OnLongPool(
+      [this, request = std::move(request)] {
+        const absl::Status verified = deps.loader.Verify(request);
         // What was found bad must be known after a restart, too. A record that cannot be
         // written is tried again with the next one.
-        (void)impl.deps.verified.Save(impl.deps.state_dir);
+        (void)deps.verified.Save(deps.state_dir);
         return verified;
       },
-      [&impl, id, key](const absl::Status& status) {
-        impl.verifies.erase(id);
-        impl.Tell(
-            [&](Observer& observer) { observer.OnIntegrityCheck(key.model, "full", status); });
-        impl.Note(key, "verified", status.ok() ? "good" : std::string(status.message()));
-        VersionRecord* found = impl.Find(key);
-        if (found != nullptr) impl.ApplyVerified(*found, status);
-        impl.operations.Update(
-            id, [&](OperationSnapshot& snapshot) { snapshot.result.bytes = snapshot.bytes_total; });
-        impl.operations.Finish(id, status);
-        impl.UpdateReady();
-      });
-  return id;
+      [this, id, key](const absl::Status& status) { FinishVerify(id, key, status); });
+}
+
+void ModelManager::Impl::FinishVerify(OperationId id, const VersionKey& key,
+                                      const absl::Status& status) {
+  if (VerifyLater(id, status)) return;
+  // One that was cancelled may have found something before it came to rest.
+  if (verifies.erase(id) > 0 || !absl::IsCancelled(status)) {
+    Tell([&](Observer& observer) { observer.OnIntegrityCheck(key.model, "full", status); });
+    Note(key, "verified", status.ok() ? "good" : std::string(status.message()));
+  }
+  if (VersionRecord* found = Find(key)) ApplyVerified(*found, status);
+  operations.Update(
+      id, [&](OperationSnapshot& snapshot) { snapshot.result.bytes = snapshot.bytes_total; });
+  operations.Finish(id, status);
+  UpdateReady();
+}
+
+// True when it will be tried again. It reads and changes nothing, so it always may be.
+bool ModelManager::Impl::VerifyLater(OperationId id, const absl::Status& status) {
+  const auto found = verifies.find(id);
+  if (stopping || found == verifies.end() || found->second.attempts >= options.retry.most ||
+      !IsTransient(status, ErrnoOf(status))) {
+    return false;
+  }
+  RunningVerify& verify = found->second;
+  ++verify.attempts;
+  const double dice = std::uniform_real_distribution<double>(0, 1)(random);
+  const absl::Duration delay = RetryDelay(options.retry, verify.attempts, dice);
+  const std::string when = absl::FormatDuration(absl::Trunc(delay, absl::Milliseconds(1)));
+  Note(verify.key, "verify retry",
+       absl::StrCat(verify.attempts, " of ", options.retry.most, " in ", when));
+  operations.Update(id, [&](OperationSnapshot& operation) {
+    operation.phase = "retry";
+    operation.attempts = static_cast<uint32_t>(verify.attempts);
+    operation.next_try = deps.clock.Wall() + delay;
+    operation.message = absl::StrCat("try ", verify.attempts, " of ", options.retry.most,
+                                     " failed: ", status.message(), "; the next one in ", when);
+  });
+  verify.retry_timer = deps.loop.PostDelayed(delay, [this, id] {
+    const auto waiting = verifies.find(id);
+    if (stopping || waiting == verifies.end()) return;
+    waiting->second.retry_timer = 0;
+    operations.Update(id, [](OperationSnapshot& operation) { operation.next_try = absl::Time(); });
+    StartVerify(id);
+  });
+  return true;
 }
 
 void ModelManager::Impl::ApplyVerified(VersionRecord& record, const absl::Status& status) {

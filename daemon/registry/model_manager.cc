@@ -86,7 +86,17 @@ void ModelManager::Impl::CancelWork() {
     if (record.cancel == nullptr && record.reload == nullptr) TellWaiters(record, why);
   }
   for (auto& [id, publish] : publishes) publish.cancel->Cancel();
-  for (auto& [id, cancel] : verifies) cancel->Cancel();
+  std::vector<OperationId> idle_verifies;  // Between two tries: nobody else would end them.
+  for (auto& [id, verify] : verifies) {
+    verify.cancel->Cancel();
+    if (verify.retry_timer == 0) continue;
+    deps.loop.CancelTimer(verify.retry_timer);
+    idle_verifies.push_back(id);
+  }
+  for (const OperationId id : idle_verifies) {
+    verifies.erase(id);
+    operations.Finish(id, why);
+  }
   for (auto& [id, gc] : gcs) gc.cancel->Cancel();
   if (look != nullptr) look->Cancel();
   UpdateReady();

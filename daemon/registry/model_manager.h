@@ -255,7 +255,8 @@ class ModelManager {
   absl::StatusOr<SwapPlan> PlanSwap(const SwapRequest& request);
   // `to` 0: the recorded previous version.
   absl::StatusOr<OperationId> Rollback(const std::string& model, const std::string& label,
-                                       uint64_t to, uint32_t by);
+                                       uint64_t to, uint32_t by, const std::string& strategy = "",
+                                       bool allow_downtime = false);
   absl::StatusOr<OperationId> Verify(const VersionKey& key, uint32_t by);
 
   // Local publish: descriptors follow with the ticket (OfferUpload), within a minute.
@@ -289,7 +290,10 @@ class ModelManager {
   // Removes what keep_on_disk does not keep, of one model or (empty) of all, and what crashes and
   // removed versions have left.
   absl::StatusOr<OperationId> CollectGarbage(const std::string& model, uint32_t by);
-  void PlanGarbage(const std::string& model, std::function<void(absl::StatusOr<GarbagePlan>)> done);
+  // The plan has the models that `may_see` says yes to.
+  void PlanGarbage(const std::string& model,
+                   const std::function<bool(const std::string& model)>& may_see,
+                   std::function<void(absl::StatusOr<GarbagePlan>)> done);
 
   // The version must be READY and not SUSPECT. `if_current` as in SwapRequest. `done` runs when the
   // label is durable.

@@ -76,13 +76,20 @@ grpc::Status ControlService::PlanGarbage(grpc::ServerContext* context,
                                          const v1::CollectGarbageRequest* request,
                                          v1::GarbagePlan* response) {
   const ErrorMetadata about = {{"verb", "PlanGarbage"}, {"model", request->model()}};
-  // It tells of all models.
-  const auto peer = Admit(*context, Right::kCommand, "PlanGarbage");
+  const auto peer = Admit(*context, Right::kRead, "PlanGarbage");
   if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
   if (auto status = CheckCollection(*request); !status.ok()) return ToGrpcStatus(status, about);
-  const auto plan =
-      Await<GarbagePlan>(*context, [&manager = deps_.manager, model = request->model()](auto done) {
-        manager.PlanGarbage(model, std::move(done));
+  if (!request->model().empty()) {
+    const absl::Status readable =
+        RunAndWait(deps_.loop, [&] { return CheckMayRead(*peer, request->model()); });
+    if (!readable.ok()) return ToGrpcStatus(readable, about);
+  }
+  // Of all models: of those that the caller may read.
+  const auto plan = Await<GarbagePlan>(
+      *context, [&manager = deps_.manager, peer = *peer, model = request->model()](auto done) {
+        manager.PlanGarbage(
+            model, [&](const std::string& each) { return manager.MayReadModel(peer, each); },
+            std::move(done));
       });
   if (!plan.ok()) return ToGrpcStatus(plan.status(), about);
   *response = ToProto(*plan);

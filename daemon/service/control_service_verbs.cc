@@ -135,7 +135,8 @@ grpc::Status ControlService::Rollback(grpc::ServerContext* context,
         if (auto status = CheckModelName(request->model()); !status.ok()) return status;
         auto label = LabelOrDefault(request->label());
         if (!label.ok()) return label.status();
-        return manager.Rollback(request->model(), *label, request->to(), uid);
+        return manager.Rollback(request->model(), *label, request->to(), uid, request->strategy(),
+                                request->allow_downtime());
       },
       *writer);
 }

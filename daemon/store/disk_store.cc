@@ -18,6 +18,13 @@ constexpr char kModelToml[] = "model.toml";
 constexpr uint64_t kMaxManifestBytes = uint64_t{1} << 30;
 constexpr uint64_t kMaxTomlBytes = uint64_t{64} << 10;
 
+// Nothing that time heals, and nothing that is wrong with the version.
+absl::Status ViewRefusal(const std::string& what) {
+  absl::Status status = absl::FailedPreconditionError(what);
+  status.SetPayload(kViewRefusal, absl::Cord("1"));
+  return status;
+}
+
 std::string Ref(const std::string& model, uint64_t version) {
   return absl::StrCat(model, "@", version);
 }
@@ -126,7 +133,15 @@ absl::StatusOr<UniqueFd> DiskStore::OpenServedDir(const std::string& model, uint
   if (!same.ok()) return same.status();
   // What was mounted below the store after the view was made is in one of them only.
   if (!*same) {
-    return absl::UnavailableError(
+    // Or it was removed or replaced in between.
+    auto again = OpenVersionDir(root_dir_, model, version);
+    if (!again.ok()) return again.status();
+    auto stayed = SameNode(os_, *dir, *again);
+    if (!stayed.ok()) return stayed.status();
+    if (!*stayed) {
+      return absl::UnavailableError("its directory: was replaced a moment ago (try again)");
+    }
+    return ViewRefusal(
         absl::StrCat("its directory: is not the same in ", root_, " and in the store view ", view_,
                      " (restart the daemon after mounting anything below the store)"));
   }
@@ -138,7 +153,7 @@ absl::Status DiskStore::CheckReadOnly(const std::vector<TreeFile>& tree) {
     auto read_only = os_.OnReadOnlyMount(file.fd);
     if (!read_only.ok()) return read_only.status();
     if (!*read_only) {
-      return absl::UnavailableError(
+      return ViewRefusal(
           absl::StrCat(file.path, ": is not on a read-only mount in the store view ", view_,
                        " (restart the daemon after mounting anything below the store)"));
     }

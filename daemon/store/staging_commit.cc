@@ -17,6 +17,7 @@ constexpr uint64_t kMaxChecksumsBytes = uint64_t{64} << 20;
 // The codes that say that a version on disk is not what it should be, rather than that we could
 // not look.
 bool SaysBad(const absl::Status& status) {
+  if (status.GetPayload(kViewRefusal).has_value()) return false;
   return absl::IsInvalidArgument(status) || absl::IsFailedPrecondition(status) ||
          absl::IsDataLoss(status);
 }

@@ -55,6 +55,10 @@ struct VersionFiles {
   std::vector<FileInfo> infos;
 };
 
+// The payload of a FAILED_PRECONDITION that is about the store view and its mounts: the version may
+// be as good as any.
+inline constexpr char kViewRefusal[] = "modelhost.store_view";
+
 class Store {
  public:
   // Makes the directories that are missing (0700). `own_uid` must own what is served, or root.

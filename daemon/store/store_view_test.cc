@@ -120,13 +120,21 @@ TEST_F(StoreViewTest, AMountBelowTheStoreThatTheViewDoesNotShareIsNotServed) {
     // A writable mount in the view: the same directory, but not protected.
     Bind(store_.version_path("planner", 1), view_ + "/models/planner/versions/1", false);
     const absl::Status writable = (*store)->OpenVersion("planner", 1, nullptr).status();
-    EXPECT_TRUE(absl::IsUnavailable(writable)) << writable;
+    EXPECT_TRUE(absl::IsFailedPrecondition(writable)) << writable;
     EXPECT_THAT(writable.message(), HasSubstr("a.gguf: is not on a read-only mount"));
     // Another directory there than in the store.
     Bind(store_.version_path("planner", 1), view_ + "/models/planner/versions/2", true);
     const absl::Status other = (*store)->OpenVersion("planner", 2, nullptr).status();
-    EXPECT_TRUE(absl::IsUnavailable(other)) << other;
+    EXPECT_TRUE(absl::IsFailedPrecondition(other)) << other;
     EXPECT_THAT(other.message(), HasSubstr("planner@2: its directory: is not the same in"));
+    // A publish of the same bytes takes it for no bad version that it may replace.
+    auto staged = Publisher(**store, nullptr).Stage("planner", 2, {{"a.gguf", 7}}, {});
+    ASSERT_TRUE(staged.ok()) << staged.status();
+    LinuxOs real;
+    auto source = real.OpenFileAt(*real.OpenDir(store_.version_path("planner", 2)), "a.gguf");
+    ASSERT_TRUE((*staged)->AddFile({"a.gguf", 7}, *source, nullptr).ok());
+    const auto again = (*staged)->Commit([](const std::string&) { return true; }, false);
+    EXPECT_TRUE(absl::IsFailedPrecondition(again.status())) << again.status();
   });
 }
 

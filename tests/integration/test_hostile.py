@@ -26,7 +26,7 @@ EVIL_NAMES = [
 EVIL_NUMBERS = [0, 1, 2, 99, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64 - 1]
 # What may be done without rights to command. The rest must be refused to whoever may only read.
 READ_CALLS = {"GetStatus", "ListModels", "GetModel", "ListVersions", "GetVersion", "WatchModels",
-              "PlanSwap", "PlanDelete", "GetOperation", "ListOperations",
+              "PlanSwap", "PlanDelete", "PlanGarbage", "GetOperation", "ListOperations",
               "WatchOperation", "ListClients", "ListLeases", "WatchEvents", "GetConfig"}
 
 

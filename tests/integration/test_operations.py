@@ -122,6 +122,25 @@ class LostStreams(Operations):
         self.assertEqual(self.version_row("planner", 3)["state"], "STAGED")
         self.ctl("load", "planner@3")
 
+    def test_the_same_publish_twice_at_once_is_made_once_and_told_to_both(self):
+        nbytes = 256 << 20
+        folder = self.source()
+        with open(folder / "model.safetensors", "wb") as out:
+            out.write(models.safetensors_header([("w", "I64", [nbytes // 8], nbytes)]))
+            out.truncate(out.tell() + nbytes)
+        self.give(folder)
+        command = ["-o", "json", "publish", folder, "--model", "planner", "--version", "3"]
+        both = [self.daemon.ctl_start(*command)]
+        self.running("publish", "copy")
+        both.append(self.daemon.ctl_start(*command))
+        answers = []
+        for process in both:
+            out, err = process.communicate(timeout=600)
+            self.assertEqual(process.returncode, EXIT_OK, err)
+            answers.append(json.loads(out))
+        self.assertEqual([answer["unchanged"] for answer in answers], [False, True])
+        self.assertEqual(answers[0]["digest"], answers[1]["digest"])
+
     def test_a_time_out_names_the_operation_which_goes_on(self):
         self.put_slow()
         result = self.ctl("load", "slow@1", "--timeout", "2s", expect=EXIT_TIMEOUT)

@@ -110,6 +110,15 @@ class Strategies(RoomCase):
         self.assertEqual(client.ok("acquire", ref="planner")["version"], 1)
         self.assertEqual(client.ok("seeds")["seeds"], [1])
 
+    def test_a_rollback_takes_the_strategy_of_a_swap(self):
+        self.two()
+        self.ctl("swap", "planner", "--version", "2", "--strategy", "resource", "--allow-downtime")
+        result = self.ctl("rollback", "planner", expect=EXIT_RESOURCES)
+        self.assertIn("--allow-downtime", result.err)
+        self.assertEqual(self.stable(), 2)
+        out = self.ctl("rollback", "planner", "--strategy", "auto", "--allow-downtime").out
+        self.assertRegex(out, r"planner:stable 2 -> 1  generation \d+  load .* gap ")
+
     def test_a_kill_in_the_gap_comes_back_with_the_old_version(self):
         self.two()
         client = self.client()
