@@ -7,6 +7,7 @@
 #include "absl/synchronization/notification.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/chunk_pass.h"
+#include "proto/handle/fault_point.h"
 #include "proto/handle/mapping.h"
 
 namespace modelhost {
@@ -20,7 +21,10 @@ absl::Status ReplaceUnsynced(Os& os, const UniqueFd& dir, const std::string& nam
   auto file = os.CreateFileAt(dir, fresh, 0600);
   if (!file.ok()) return file.status();
   auto written = os.WriteAt(*file, 0, std::as_bytes(std::span(text.data(), text.size())));
-  if (written.ok()) written = os.Rename(dir, fresh, dir, name);
+  if (written.ok()) {
+    FaultPoint("park.written");
+    written = os.Rename(dir, fresh, dir, name);
+  }
   if (!written.ok()) (void)os.RemoveFileAt(dir, fresh);
   return written;
 }
@@ -197,8 +201,14 @@ absl::Status Parking::Tell(const Batch& batch) {
   const auto keep = [&result](absl::Status status) {
     if (result.ok()) result = std::move(status);
   };
-  for (const std::string& name : batch.gone) keep(store_.Remove(name));
-  for (const NamedFd& each : batch.come) keep(store_.Store(each.name, each.fd));
+  for (const std::string& name : batch.gone) {
+    keep(store_.Remove(name));
+    FaultPoint("park.gone");
+  }
+  for (const NamedFd& each : batch.come) {
+    keep(store_.Store(each.name, each.fd));
+    FaultPoint("park.stored");
+  }
   keep(WriteRecord());
   return result;
 }
@@ -215,6 +225,7 @@ absl::Status Parking::WriteRecord() {
   }
   auto written = ReplaceUnsynced(os_, state_dir_, kParkedName, SerializeParkedRecord(record));
   if (written.ok()) written_changes_ = changes;
+  FaultPoint("park.recorded");
   return written;
 }
 
@@ -225,8 +236,11 @@ bool Parking::Settle(absl::Duration patience) {
 }
 
 void Parking::Leave() {
-  absl::MutexLock lock(&mutex_);
-  left_ = true;
+  {
+    absl::MutexLock lock(&mutex_);
+    left_ = true;
+  }
+  FaultPoint("park.left");
 }
 
 uint64_t Parking::parked() const {

@@ -7,6 +7,7 @@
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/chunk_pass.h"
 #include "daemon/store/atomic_file.h"
+#include "proto/handle/fault_point.h"
 #include "proto/handle/mapping.h"
 
 namespace modelhost {
@@ -48,7 +49,9 @@ void RestoredMemory::Take(Os& os, FdStore& store, const UniqueFd& state_dir,
   // First of all, and for unknown ones too.
   std::set<std::string> names;
   for (const NamedFd& each : stored) {
-    if (names.insert(each.name).second) store.Remove(each.name).IgnoreError();
+    if (!names.insert(each.name).second) continue;
+    store.Remove(each.name).IgnoreError();
+    FaultPoint("restore.emptied");
   }
   if (stored.empty()) return;
   auto text = ReadSmallFileAt(os, state_dir, kParkedName, kMaxRecordBytes);
@@ -59,6 +62,7 @@ void RestoredMemory::Take(Os& os, FdStore& store, const UniqueFd& state_dir,
     return;
   }
   Sort(os, *record, std::move(stored));
+  FaultPoint("restore.checked");
 }
 
 void RestoredMemory::Sort(Os& os, const ParkedRecord& record, std::vector<NamedFd> stored) {
@@ -123,6 +127,7 @@ std::optional<SealedRegion> RestoredMemory::TakeRegion(const Digest& content, ui
   absl::MutexLock lock(&mutex_);
   const auto found = regions_.find(content);
   if (found == regions_.end() || found->second.bytes != bytes) return std::nullopt;
+  FaultPoint("restore.taken");
   return std::move(regions_.extract(found).mapped());
 }
 

@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/registry/manager_impl.h"
+#include "proto/handle/fault_point.h"
 
 namespace modelhost {
 
@@ -57,6 +58,7 @@ absl::StatusOr<OperationId> ModelManager::CollectGarbage(const std::string& mode
     operation.phase = "remove";
     operation.message = absl::StrCat(gc.versions.size(), " versions");
   });
+  FaultPoint("gc.planned");
   impl.StartGc(id);
   return id;
 }
@@ -83,10 +85,12 @@ ModelManager::Impl::GcOutcome ModelManager::Impl::RunGc(OperationId id, const Ru
     const absl::Status status = removed->Remove();
     if (status.ok()) freed.push_back(removed->use());
     failed(status);
+    FaultPoint("gc.removed");
   }
   if (gc.model.empty() && !gc.cancel->cancelled()) {
     if (auto stale = FindStaleStaging(deps.store); stale.ok()) {
       const absl::Status swept = deps.publisher.SweepIncoming();
+      FaultPoint("gc.swept");
       for (StaleStaging& staging : *stale) {
         outcome.bytes += staging.use.bytes();
         if (swept.ok()) freed.push_back(std::move(staging.use));
@@ -98,6 +102,7 @@ ModelManager::Impl::GcOutcome ModelManager::Impl::RunGc(OperationId id, const Ru
     if (auto orphans = FindOrphanManifests(deps.store, deps.state_dir); orphans.ok()) {
       for (const std::string& name : *orphans) {
         failed(RemoveOrphanManifest(deps.store, deps.state_dir, name));
+        FaultPoint("gc.orphans");
       }
     } else {
       failed(orphans.status());
@@ -111,6 +116,7 @@ ModelManager::Impl::GcOutcome ModelManager::Impl::RunGc(OperationId id, const Ru
   }
   (void)deps.verified.Save(deps.state_dir);
   outcome.freed_bytes = FreedBytes(freed);
+  FaultPoint("gc.done");
   return outcome;
 }
 

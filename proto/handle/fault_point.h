@@ -61,6 +61,22 @@ inline constexpr auto kFaultPoints = std::to_array<std::string_view>({
     "delete.synced",
     "delete.removing",
     "delete.removed",
+    // Garbage is collected; each version leaves as above:
+    "gc.planned",
+    "gc.removed",
+    "gc.swept",
+    "gc.orphans",
+    "gc.done",
+    // The fd store of the service manager, and the record of what is in it:
+    "park.gone",
+    "park.stored",
+    "park.written",
+    "park.recorded",
+    "park.left",
+    // What it gave back at the start is taken up:
+    "restore.emptied",
+    "restore.checked",
+    "restore.taken",
     // The journal of operations:
     "journal.written",
     "journal.fresh",

@@ -2,6 +2,7 @@
 import array
 import fcntl
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -39,18 +40,24 @@ class FdKeeper:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.bind(self.path)
         os.chmod(self.path, 0o666)
-        self._socket.settimeout(0.1)
+        self._socket.setblocking(False)
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
     def _read(self):
         while not self._end.is_set():
+            select.select([self._socket], [], [], 0.1)
+            with self.lock:
+                self.take_all()
+
+    def take_all(self):
+        """What was sent before, as systemd does before it looks at who ended. Under the lock."""
+        while True:
             try:
                 text, fds = self._receive()
-            except TimeoutError:
-                continue
-            with self.lock:
-                self._take(text.split("\n"), fds)
+            except BlockingIOError:
+                return
+            self._take(text.split("\n"), fds)
 
     def _receive(self):
         numbers = array.array("i")
@@ -85,6 +92,7 @@ class FdKeeper:
 
     def names(self):
         with self.lock:
+            self.take_all()
             return [name for name, _ in self.stored]
 
     def inode(self, name):
@@ -132,6 +140,7 @@ class KeptDaemon(harness.Daemon):
         keeper = self.keeper
         self.told_to_end, self.exit_code = False, None
         with keeper.lock:
+            keeper.take_all()
             keeper.messages, keeper.count = [], 0
             # Sockets come first.
             given = [(name, each.fileno()) for name, each in self.sockets] + keeper.stored
