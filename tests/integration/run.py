@@ -50,7 +50,7 @@ def flatten(suite):
 SUMMARY = re.compile(r"(\d+) passed, (\d+) failed, (\d+) skipped")
 NO_TEST = "no test was found"
 # The long ones first, so that none of them is left alone at the end.
-LONGEST = ["test_crash.py"]
+LONGEST = ["test_crash_restore.py", "test_crash.py"]
 
 
 def run_file(name, rest):
