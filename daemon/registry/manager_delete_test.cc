@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cerrno>
 
 #include "daemon/registry/model_manager_test_fixture.h"
@@ -15,24 +14,8 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-class ManagerDeleteTest : public ManagerTest {
+class ManagerDeleteTest : public HangingManagerTest {
  protected:
-  void TearDown() override {
-    Unblock();
-    ManagerTest::TearDown();
-  }
-  void Block(const std::string& call) {
-    os_->Before(call, [this] {
-      hanging_.store(true);
-      release_.WaitForNotification();
-    });
-  }
-  void AwaitHanging() {
-    Eventually([this] { return hanging_.load(); });
-  }
-  void Unblock() {
-    if (!release_.HasBeenNotified()) release_.Notify();
-  }
   absl::StatusOr<OperationId> StartDelete(uint64_t version, const std::string& model = "planner") {
     return OnLoop([&] { return manager_->Delete({model, version}, 0); });
   }
@@ -66,9 +49,6 @@ class ManagerDeleteTest : public ManagerTest {
       manager_->PlanDelete({"planner", version}, std::move(done));
     });
   }
-
-  absl::Notification release_;
-  std::atomic<bool> hanging_{false};
 };
 
 TEST_F(ManagerDeleteTest, AVersionThatNobodyNeedsGoes) {

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cerrno>
 
 #include "daemon/registry/model_manager_test_fixture.h"
@@ -29,12 +28,8 @@ class JournalObserver : public Observer {
   std::vector<absl::Duration> delays;
 };
 
-class ManagerOperationsTest : public ManagerTest {
+class ManagerOperationsTest : public HangingManagerTest {
  protected:
-  void TearDown() override {
-    Unblock();
-    ManagerTest::TearDown();
-  }
   void Start(ManagerOptions options = {}) {
     Boot(std::move(options));
     OnLoop([&] { manager_->AddObserver(&told_); });
@@ -48,19 +43,6 @@ class ManagerOperationsTest : public ManagerTest {
     ManagerOptions options;
     options.retry = {5, absl::Hours(1), absl::Hours(1), 0};
     return options;
-  }
-  // From now on calls of `call` hang, until Unblock.
-  void Block(const std::string& call) {
-    os_->Before(call, [this] {
-      hanging_.store(true);
-      release_.WaitForNotification();
-    });
-  }
-  void AwaitHanging() {
-    Eventually([this] { return hanging_.load(); });
-  }
-  void Unblock() {
-    if (!release_.HasBeenNotified()) release_.Notify();
   }
   OperationSnapshot Now(OperationId id) {
     return OnLoop([&] { return *manager_->GetOperation(id); });
@@ -114,8 +96,6 @@ class ManagerOperationsTest : public ManagerTest {
   }
 
   JournalObserver told_;
-  absl::Notification release_;
-  std::atomic<bool> hanging_{false};
   int sources_ = 0;
 };
 

@@ -3,8 +3,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
-
 #include "daemon/registry/model_manager_test_fixture.h"
 
 namespace modelhost {
@@ -17,27 +15,8 @@ using ::testing::Not;
 constexpr uint32_t kStranger = 4001;
 constexpr uint32_t kReaders = 4242;
 
-class ManagerFaultsTest : public ManagerTest {
+class ManagerFaultsTest : public HangingManagerTest {
  protected:
-  void TearDown() override {
-    Unblock();
-    ManagerTest::TearDown();
-  }
-
-  // From now on loads hang where they read, until Unblock.
-  void Block() {
-    os_->Before("Populate", [this] {
-      hanging_.store(true);
-      release_.WaitForNotification();
-    });
-  }
-  void AwaitHanging() {
-    Eventually([this] { return hanging_.load(); });
-  }
-  void Unblock() {
-    if (!release_.HasBeenNotified()) release_.Notify();
-  }
-
   void SetMode(const std::filesystem::path& path, unsigned mode) {
     std::filesystem::permissions(path, std::filesystem::perms(mode));
   }
@@ -45,9 +24,6 @@ class ManagerFaultsTest : public ManagerTest {
   absl::Status AcquireCode(SessionId session, const std::string& model = "planner") {
     return Acquire(session, {model, "stable", 0, {}}).status();
   }
-
-  absl::Notification release_;
-  std::atomic<bool> hanging_{false};
 };
 
 // --- Scans
@@ -226,7 +202,7 @@ TEST_F(ManagerFaultsTest, ASwapBetweenLoadedVersionsDoesNotWaitForLoads) {
   Boot();
   Swap(1);
   Swap(2);
-  Block();
+  Block("Populate");
   const auto first = OnLoop([&] { return manager_->Load({"slow", 1}, 0); });
   const auto second = OnLoop([&] { return manager_->Load({"slow", 2}, 0); });
   AwaitHanging();
@@ -243,7 +219,7 @@ TEST_F(ManagerFaultsTest, ASwapBetweenLoadedVersionsDoesNotWaitForLoads) {
 TEST_F(ManagerFaultsTest, AStopEndsLoadsAndTellsWhoWaits) {
   load_threads_ = 1;
   Boot();
-  Block();
+  Block("Populate");
   const SessionId session = NewSession();
   auto answer = std::make_shared<std::promise<absl::Status>>();
   const auto ids = OnLoop([&] {
@@ -274,7 +250,7 @@ TEST_F(ManagerFaultsTest, ATargetOfASetIsKeptWhileTheOthersLoad) {
   options.model_policies["planner"].keep_previous = absl::Milliseconds(300);
   Boot(options);
   ASSERT_TRUE(Load(1).status.ok());
-  Block();
+  Block("Populate");
   SwapRequest request;
   request.targets = {{"planner", 1}, {"detector", 1}};
   const auto swap = OnLoop([&] { return manager_->Swap(request, 0); });
@@ -333,7 +309,7 @@ TEST_F(ManagerFaultsTest, AShortageThatIsNotTheBudgetsEvictsNobody) {
 TEST_F(ManagerFaultsTest, ASecondUnloadJoinsTheFirst) {
   load_threads_ = 1;
   Boot();
-  Block();
+  Block("Populate");
   OnLoop([&] { return manager_->Load({"planner", 1}, 0).status(); }).IgnoreError();
   AwaitHanging();
   const auto while_loading = OnLoop([&] {

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -283,6 +284,31 @@ class ManagerTest : public ::testing::Test {
   std::unique_ptr<RecordingObserver> observer_;
   std::unique_ptr<ModelManager> manager_;
   std::thread thread_;
+};
+
+// Some calls of the system hang for as long as a test likes, and at most until its end.
+class HangingManagerTest : public ManagerTest {
+ protected:
+  void TearDown() override {
+    Unblock();
+    ManagerTest::TearDown();
+  }
+  // From now on calls of `call` hang, until Unblock.
+  void Block(const std::string& call) {
+    os_->Before(call, [this] {
+      hanging_.store(true);
+      release_.WaitForNotification();
+    });
+  }
+  void AwaitHanging() {
+    Eventually([this] { return hanging_.load(); });
+  }
+  void Unblock() {
+    if (!release_.HasBeenNotified()) release_.Notify();
+  }
+
+  absl::Notification release_;
+  std::atomic<bool> hanging_{false};
 };
 
 }  // namespace modelhost

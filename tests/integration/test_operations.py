@@ -108,13 +108,16 @@ class LostStreams(Operations):
         self.assert_succeeds(operation)
         self.assertEqual(self.version_row("planner", 1)["state"], "STAGED")
 
-    def test_a_publish_goes_on_without_who_asked_for_it(self):
-        nbytes = 256 << 20
+    def big_source(self, nbytes):
         folder = self.source()
         with open(folder / "model.safetensors", "wb") as out:
             out.write(models.safetensors_header([("w", "I64", [nbytes // 8], nbytes)]))
             out.truncate(out.tell() + nbytes)
         self.give(folder)
+        return folder
+
+    def test_a_publish_goes_on_without_who_asked_for_it(self):
+        folder = self.big_source(256 << 20)
         # From the phase on, the daemon has the descriptors.
         operation = self.start_and_lose("publish", "publish", folder, "--model", "planner",
                                         "--version", "3", phase="copy")
@@ -123,12 +126,7 @@ class LostStreams(Operations):
         self.ctl("load", "planner@3")
 
     def test_the_same_publish_twice_at_once_is_made_once_and_told_to_both(self):
-        nbytes = 512 << 20
-        folder = self.source()
-        with open(folder / "model.safetensors", "wb") as out:
-            out.write(models.safetensors_header([("w", "I64", [nbytes // 8], nbytes)]))
-            out.truncate(out.tell() + nbytes)
-        self.give(folder)
+        folder = self.big_source(512 << 20)
         command = ["-o", "json", "publish", folder, "--model", "planner", "--version", "3"]
         both = [self.daemon.ctl_start(*command)]
         self.running("publish", "copy")
