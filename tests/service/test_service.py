@@ -321,7 +321,8 @@ class Faults(Case):
         self.configure("")
         HOST.run("systemctl", "reset-failed", "modelhostd*")
         HOST.run("systemctl", "start", *SOCKETS)
-        self.assertTrue(self.json("status")["ready"])
+        # Status is answered from the moment the sockets are served, readiness comes with the models.
+        harness.wait_for("it to be ready", lambda: self.json("status")["ready"], DEADLINE_S)
 
 
 class Restart(Case):
