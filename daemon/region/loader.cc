@@ -149,6 +149,10 @@ absl::Status Loader::Verify(const LoadRequest& request) {
     }
   });
   if (cancel->cancelled()) return cancelled;
+  // Bytes that are bad stay bad; what else went wrong, somewhere else, may be over the next time.
+  for (const absl::Status& result : results) {
+    if (absl::IsDataLoss(result) && ErrnoOf(result) == 0) return result;
+  }
   for (const absl::Status& result : results) {
     if (!result.ok()) return result;
   }

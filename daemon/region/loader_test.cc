@@ -453,6 +453,19 @@ TEST_F(LoaderTest, VerifyFindsTheFirstBadChunk) {
   EXPECT_THAT(Message(status), HasSubstr(PathOf(1, "a.safetensors") + ": chunk 3"));
 }
 
+TEST_F(LoaderTest, VerifyTellsOfBadBytesBeforeWhatMayPass) {
+  MakeVersion(1, {{"a.safetensors", Weights(100, 1)}, {"b.safetensors", Weights(200, 2)}});
+  loader_ = MakeLoader({.threads = 1});  // In the order of the files.
+  const int before = os_.calls("ReadAt");
+  ASSERT_TRUE(loader_->Verify(Request(1, Residency::kPinned)).ok());
+  const int reads = os_.calls("ReadAt") - before;  // Of the manifest, then one of each file.
+  Overwrite(PathOf(1, "b.safetensors"), 150, "x");
+  os_.FailCall("ReadAt", reads - 1, EIO);
+  const absl::Status bad = loader_->Verify(Request(1, Residency::kPinned));
+  EXPECT_EQ(bad.code(), absl::StatusCode::kDataLoss);
+  EXPECT_THAT(Message(bad), HasSubstr("b.safetensors: chunk 0"));
+}
+
 TEST_F(LoaderTest, VerifyChecksTheWholeFileTooAndCanBeCancelled) {
   MakeVersion(1, {{"a.safetensors", Weights(kWeights, 1)}});
   const std::string path = PathOf(1, "manifest.json");

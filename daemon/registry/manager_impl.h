@@ -497,6 +497,7 @@ struct ModelManager::Impl {
     std::shared_ptr<CancelToken> cancel;
     int attempts = 0;         // That failed for a reason that may pass.
     TimerId retry_timer = 0;  // Until the next one.
+    bool stale = false;       // The version was repaired since it opened the files.
   };
   std::map<OperationId, RunningVerify> verifies;
   struct RunningDelete {

@@ -116,15 +116,43 @@ TEST_F(ManagerOperationsTest, ASecondPublishOfAVersionWaitsForTheFirstAndFindsIt
   EXPECT_THAT(std::string(other.status.message()), HasSubstr("exists with other bytes"));
 }
 
+TEST_F(ManagerOperationsTest, WhatAVerificationReadBeforeARepairCondemnsNothing) {
+  Start();
+  const std::string bytes = SafetensorsBytes({{"w", {8, 8}}});
+  ASSERT_TRUE(PublishOne(5, bytes).status.ok());
+  Flip(5);
+  const auto verify = [&] { return *OnLoop([&] { return manager_->Verify({"planner", 5}, 0); }); };
+  ASSERT_EQ(Await(verify()).state, OperationState::kFailed);
+  ASSERT_EQ(PhaseOf(5), Phase::kQuarantined);
+  // It has the bad file open, and looks at it only after the good one has come.
+  std::atomic<bool> first{true};
+  os_->Before("ReadAt", [&] {
+    if (!first.exchange(false)) return;
+    hanging_.store(true);
+    release_.WaitForNotification();
+  });
+  const OperationId slow = verify();
+  AwaitHanging();
+  ASSERT_TRUE(PublishOne(5, bytes).status.ok());
+  EXPECT_EQ(PhaseOf(5), Phase::kStaged);
+  EXPECT_EQ(verify(), slow);
+  Unblock();
+  const auto ended = Await(slow);
+  EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;
+  EXPECT_EQ(PhaseOf(5), Phase::kStaged);
+}
+
 TEST_F(ManagerOperationsTest, AWaitingPublishTakesThePlaceOfOneThatIsCancelled) {
   Start();
   Block("WriteAt");
   const OperationId first = StartPublish(9, SafetensorsBytes({{"w", {1, 2}}}));
   AwaitHanging();
   const OperationId second = StartPublish(9, SafetensorsBytes({{"w", {3, 4}}}));
+  const OperationId third = StartPublish(9, SafetensorsBytes({{"w", {5, 6}}}));
   EXPECT_EQ(Now(second).phase, "wait");
   ExpectCancelledAtOnce(first);
   EXPECT_EQ(Now(second).phase, "copy");
+  EXPECT_THAT(Now(third).message, HasSubstr(absl::StrCat("op-", second, ",")));
   Unblock();
   const auto ended = Await(second);
   EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;

@@ -164,13 +164,13 @@ OperationId ModelManager::Impl::PublishedBy(const VersionKey& key) const {
 
 void ModelManager::Impl::StartNextPublish(const VersionKey& key) {
   if (stopping) return;
+  std::vector<OperationId> next;
   for (const auto& [id, upload] : uploads) {
-    if (!upload.complete || upload.request.model != key.model ||
-        upload.request.version != key.version) {
-      continue;
-    }
-    return StartStaging(id);
+    const bool same = upload.request.model == key.model && upload.request.version == key.version;
+    if (upload.complete && same) next.push_back(id);
   }
+  // The first begins; the others say that they wait for it.
+  for (const OperationId id : next) StartStaging(id);
 }
 
 void ModelManager::Impl::StartStaging(OperationId operation) {
@@ -273,7 +273,7 @@ void ModelManager::Impl::FinishPublish(OperationId operation,
   if (it == publishes.end()) return;
   const PublishRequest request = it->second.request;
   const VersionKey key{request.model, request.version};
-  if (!it->second.streamed) settling.emplace(operation, key);
+  settling.emplace(operation, key);
   publishes.erase(it);
   const auto end = [this, operation, key](const absl::Status& status) {
     settling.erase(operation);
@@ -289,6 +289,10 @@ void ModelManager::Impl::FinishPublish(OperationId operation,
     snapshot.bytes_done = snapshot.bytes_total;
     snapshot.phase = "rescan";
   });
+  for (auto& [id, verify] : verifies) {
+    // One between two tries opens the files anew anyway.
+    if (result->repaired && verify.key == key) verify.stale = verify.retry_timer == 0;
+  }
   if (VersionRecord* record = Find(key);
       record != nullptr && record->phase == Phase::kQuarantined && result->repaired) {
     record->error = absl::OkStatus();

@@ -69,6 +69,12 @@ void ModelManager::Impl::StartVerify(OperationId id) {
 
 void ModelManager::Impl::FinishVerify(OperationId id, const VersionKey& key,
                                       const absl::Status& status) {
+  if (const auto found = verifies.find(id);
+      found != verifies.end() && found->second.stale && !stopping) {
+    // What it says is of bytes that are not there any more.
+    found->second.stale = false;
+    return StartVerify(id);
+  }
   if (VerifyLater(id, status)) return;
   // One that was cancelled may have found something before it came to rest.
   if (verifies.erase(id) > 0 || !absl::IsCancelled(status)) {

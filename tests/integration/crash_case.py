@@ -19,7 +19,7 @@ from harness import EXIT_OK, PROGRAMS, ROOT, Case, Daemon, wait_for
 
 LISTED = re.findall(r'^    "([a-z]+\.[a-z_]+)",$',
                     (ROOT / "proto/handle/fault_point.h").read_text(), re.M)
-PASSED = set()  # By the cases that have run.
+KILLED = set()  # The steps at which something was killed, and all was well after it.
 CASES_RUN = set()
 # Of a scan, which may come at any time, and of the stop that ends a recorded run: they have cases of
 # their own.
@@ -143,7 +143,6 @@ class CrashCase(Case):
         self.end_of(action(recorded), expect=EXIT_OK)
         recorded.stop()
         passed = recorded.points.read_text().split()
-        PASSED.update(passed)
         steps = chosen([name for name in passed if not name.startswith(NOT_OF_AN_ACTION) and
                         (only is None or name.startswith(only))])
         self.assertTrue(steps)
@@ -157,6 +156,7 @@ class CrashCase(Case):
             daemon = self.copy(step)
             try:
                 trial(daemon, step)
+                KILLED.add(step.split(":")[0])
             finally:
                 # The kernel ends it with this thread: not before it was looked at.
                 if daemon.alive:
