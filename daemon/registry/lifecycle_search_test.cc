@@ -3,10 +3,12 @@
 // find what that breaks.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
-#include "absl/container/flat_hash_map.h"
+#include "absl/hash/hash.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "daemon/registry/lifecycle_search_test_model.h"
@@ -14,8 +16,11 @@
 namespace modelhost {
 namespace {
 
-// What a test may take of memory, 100 bytes each.
+// What a test may take of memory, 70 bytes each.
+constexpr int kIdBits = 24;
+constexpr uint32_t kIdMask = (uint32_t{1} << kIdBits) - 1;
 constexpr size_t kMostStates = 12'000'000;
+static_assert(kMostStates < kIdMask);
 
 struct Found {
   size_t states = 0;
@@ -31,7 +36,7 @@ class Search {
 
   Found Run(bool progress) {
     Found found;
-    Add(EncodeSearchState(SearchState{}), 0);
+    (void)Add(EncodeSearchState(SearchState{}), 0);
     size_t next_look = 1000;
     for (uint32_t at = 0; at < keys_.size() && found.violation.empty(); ++at) {
       if (keys_.size() > most_) {
@@ -50,13 +55,14 @@ class Search {
       ForEachSearchStep(state, rules_, [&](const SearchStep& step) {
         if (!found.violation.empty()) return;
         ++found.steps;
-        std::string wrong = step.violation.empty() ? FindViolation(step.next) : step.violation;
+        const auto [next, added] = Add(EncodeSearchState(step.next), at);
+        std::string wrong = step.violation;
+        if (wrong.empty() && added) wrong = FindViolation(step.next);
         if (!wrong.empty()) {
           found.violation = absl::StrCat(wrong, "\n", Way(at), step.name.Text(), "\n",
                                          DescribeSearchState(step.next));
           return;
         }
-        const uint32_t next = Add(EncodeSearchState(step.next), at);
         if (progress && step.helps && next != at) ways_.push_back(next);
       });
     }
@@ -66,13 +72,34 @@ class Search {
   }
 
  private:
-  uint32_t Add(const SearchKey& key, uint32_t parent) {
-    const auto [it, added] = ids_.try_emplace(key, static_cast<uint32_t>(keys_.size()));
-    if (added) {
-      keys_.push_back(key);
-      parents_.push_back(parent);
+  // Its number, and whether it is a new one.
+  std::pair<uint32_t, bool> Add(const SearchKey& key, uint32_t parent) {
+    if (keys_.size() * 4 >= slots_.size() * 3) GrowSlots();
+    const uint64_t hash = absl::HashOf(key);
+    size_t slot = hash & (slots_.size() - 1);
+    for (; slots_[slot] != 0; slot = (slot + 1) & (slots_.size() - 1)) {
+      if ((slots_[slot] ^ TagOf(hash)) >> kIdBits != 0) continue;
+      const uint32_t id = (slots_[slot] & kIdMask) - 1;
+      if (keys_[id] == key) return {id, false};
     }
-    return it->second;
+    keys_.push_back(key);
+    parents_.push_back(parent);
+    slots_[slot] = TagOf(hash) | static_cast<uint32_t>(keys_.size());
+    return {static_cast<uint32_t>(keys_.size() - 1), true};
+  }
+
+  static uint32_t TagOf(uint64_t hash) {
+    return static_cast<uint32_t>(hash >> 32) & ~kIdMask;
+  }
+
+  void GrowSlots() {
+    slots_.assign(std::max<size_t>(1024, slots_.size() * 2), 0);
+    for (size_t id = 0; id < keys_.size(); ++id) {
+      const uint64_t hash = absl::HashOf(keys_[id]);
+      size_t slot = hash & (slots_.size() - 1);
+      while (slots_[slot] != 0) slot = (slot + 1) & (slots_.size() - 1);
+      slots_[slot] = TagOf(hash) | static_cast<uint32_t>(id + 1);
+    }
   }
 
   size_t DepthOf(uint32_t at) const {
@@ -84,18 +111,31 @@ class Search {
   // From which state can no label be served again? From those not looked at yet, perhaps.
   std::string FindStuck() {
     const size_t looked_at = first_.size();
-    const auto end = [&](size_t at) {
-      return at + 1 < looked_at ? first_[at + 1] : static_cast<uint32_t>(ways_.size());
-    };
     std::vector<bool> serves = serves_;
     serves.resize(keys_.size(), true);
-    bool more = true;
-    while (more) {
-      more = false;
-      for (size_t at = looked_at; at-- > 0;) {
-        for (uint32_t way = first_[at]; !serves[at] && way < end(at); ++way) {
-          if (serves[ways_[way]]) serves[at] = more = true;
-        }
+    // The steps that help backwards: from where each state is reached.
+    std::vector<uint32_t> begin(keys_.size() + 1, 0);
+    for (const uint32_t to : ways_) ++begin[to];
+    uint32_t sum = 0;
+    for (uint32_t& count : begin) count = sum += count;
+    std::vector<uint32_t> from(ways_.size());
+    for (size_t at = looked_at; at-- > 0;) {
+      const size_t end = at + 1 < looked_at ? first_[at + 1] : ways_.size();
+      for (size_t way = first_[at]; way < end; ++way) {
+        from[--begin[ways_[way]]] = static_cast<uint32_t>(at);
+      }
+    }
+    std::vector<uint32_t> open;
+    for (uint32_t at = 0; at < keys_.size(); ++at) {
+      if (serves[at]) open.push_back(at);
+    }
+    while (!open.empty()) {
+      const uint32_t at = open.back();
+      open.pop_back();
+      for (uint32_t way = begin[at]; way < begin[at + 1]; ++way) {
+        if (serves[from[way]]) continue;
+        serves[from[way]] = true;
+        open.push_back(from[way]);
       }
     }
     for (uint32_t at = 0; at < looked_at; ++at) {
@@ -127,7 +167,9 @@ class Search {
 
   const SearchRules rules_;
   const size_t most_;
-  absl::flat_hash_map<SearchKey, uint32_t> ids_;
+  // By hash, with what follows in the next ones: 1 + the number of a key, and some of its hash; 0:
+  // free.
+  std::vector<uint32_t> slots_;
   std::vector<SearchKey> keys_;
   std::vector<uint32_t> parents_;
   std::vector<bool> serves_;
