@@ -14,4 +14,4 @@ modelhost_component(mh_import
 modelhost_test(import_test
   SRCS import_plan_test.cc import_test.cc import_faults_test.cc output_file_test.cc
        tensor_convert_test.cc tensor_reader_test.cc value_check_test.cc
-  DEPS mh_import mh_format mh_handle)
+  DEPS mh_import mh_format mh_handle TIMEOUT 300)

@@ -240,7 +240,7 @@ void Parking::Leave() {
     absl::MutexLock lock(&mutex_);
     left_ = true;
   }
-  if (options_.most > 0) FaultPoint("park.left");
+  FaultPoint("park.left");
 }
 
 uint64_t Parking::parked() const {

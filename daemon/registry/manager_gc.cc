@@ -157,6 +157,7 @@ void ModelManager::Impl::GcMoved(OperationId id, const VersionKey& key, bool gon
 
 void ModelManager::PlanGarbage(const std::string& model,
                                const std::function<bool(const std::string& model)>& may_see,
+                               bool leftovers,
                                std::function<void(absl::StatusOr<GarbagePlan>)> done) {
   Impl& impl = *impl_;
   if (impl.stopping) return done(Impl::StoppingError());
@@ -176,7 +177,7 @@ void ModelManager::PlanGarbage(const std::string& model,
   }
   impl.OnLongPool(
       [&impl, versions = std::move(versions),
-       all = model.empty()]() -> absl::StatusOr<GarbagePlan> {
+       all = model.empty() && leftovers]() -> absl::StatusOr<GarbagePlan> {
         Store& store = impl.deps.store;
         GarbagePlan plan;
         std::vector<DiskUse> uses;

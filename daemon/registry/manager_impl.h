@@ -487,8 +487,11 @@ struct ModelManager::Impl {
     PublishRequest request;
     std::shared_ptr<CancelToken> cancel;
     std::shared_ptr<CommitGate> gate = std::make_shared<CommitGate>();
+    bool streamed = false;  // As slow as its caller; nobody waits for it.
   };
   std::map<OperationId, RunningPublish> publishes;
+  // Those whose version is in place, until it can be used.
+  std::map<OperationId, VersionKey> settling;
   struct RunningVerify {
     VersionKey key;
     std::shared_ptr<CancelToken> cancel;

@@ -1,123 +1,9 @@
-// Operations as such: who takes whose place, what is tried again, what can be cancelled while its
-// worker hangs, and what a restart knows of them.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
-#include <atomic>
-#include <cerrno>
-
-#include "daemon/registry/model_manager_test_fixture.h"
+// Operations as such: who takes whose place, what can be cancelled while its worker hangs, and what
+// a restart knows of them.
+#include "daemon/registry/manager_operations_test_fixture.h"
 
 namespace modelhost {
 namespace {
-
-using ::testing::AnyOf;
-using ::testing::Contains;
-using ::testing::HasSubstr;
-using ::testing::Not;
-
-class JournalObserver : public Observer {
- public:
-  void OnJournalError(const absl::Status& status) override { errors.push_back(status); }
-  void OnLoadRetry(const VersionKey&, int attempt, absl::Duration delay,
-                   const absl::Status&) override {
-    attempts.push_back(attempt);
-    delays.push_back(delay);
-  }
-  std::vector<absl::Status> errors;
-  std::vector<int> attempts;
-  std::vector<absl::Duration> delays;
-};
-
-class ManagerOperationsTest : public ManagerTest {
- protected:
-  void TearDown() override {
-    Unblock();
-    ManagerTest::TearDown();
-  }
-  void Start(ManagerOptions options = {}) {
-    Boot(std::move(options));
-    OnLoop([&] { manager_->AddObserver(&told_); });
-  }
-  static ManagerOptions Quick(int most = 3) {
-    ManagerOptions options;
-    options.retry = {most, absl::Milliseconds(1), absl::Milliseconds(20), 0.2};
-    return options;
-  }
-  static ManagerOptions Slow() {
-    ManagerOptions options;
-    options.retry = {5, absl::Hours(1), absl::Hours(1), 0};
-    return options;
-  }
-  // From now on calls of `call` hang, until Unblock.
-  void Block(const std::string& call) {
-    os_->Before(call, [this] {
-      hanging_.store(true);
-      release_.WaitForNotification();
-    });
-  }
-  void AwaitHanging() {
-    Eventually([this] { return hanging_.load(); });
-  }
-  void Unblock() {
-    if (!release_.HasBeenNotified()) release_.Notify();
-  }
-  OperationSnapshot Now(OperationId id) {
-    return OnLoop([&] { return *manager_->GetOperation(id); });
-  }
-  absl::Status Cancel(OperationId id) {
-    return OnLoop([&] { return manager_->CancelOperation(id); });
-  }
-  // CANCELLED in the same turn, whatever its worker does.
-  void ExpectCancelledAtOnce(OperationId id) {
-    const auto ended = OnLoop([&] {
-      EXPECT_TRUE(manager_->CancelOperation(id).ok());
-      return *manager_->GetOperation(id);
-    });
-    EXPECT_EQ(ended.state, OperationState::kCancelled) << ended.status;
-    EXPECT_EQ(ended.successor, 0U);
-    EXPECT_EQ(Cancel(id).code(), absl::StatusCode::kFailedPrecondition);
-  }
-  OperationId StartLoad(uint64_t version) {
-    return *OnLoop([&] { return manager_->Load({"planner", version}, 7); });
-  }
-  OperationId StartVerify(uint64_t version) {
-    return *OnLoop([&] { return manager_->Verify({"planner", version}, 0); });
-  }
-  OperationId StartUnload(uint64_t version) {
-    return *OnLoop([&] {
-      return manager_->Unload({"planner", version}, absl::InfiniteDuration(), false, 0);
-    });
-  }
-  OperationId StartSwap(uint64_t version) {
-    SwapRequest request;
-    request.targets = {{"planner", version}};
-    return *OnLoop([&] { return manager_->Swap(request, 0); });
-  }
-  // A publish whose descriptors have come.
-  OperationId StartPublish(uint64_t version, const std::string& bytes) {
-    const auto source = base_ / absl::StrCat("source-", ++sources_);
-    WriteFile(source / "model.safetensors", bytes);
-    Peer owner;
-    owner.uid = ::geteuid();
-    const PublishRequest request{"planner", version, {{"model.safetensors", bytes.size()}}, "", {}};
-    const auto ticket = OnLoop([&] { return *manager_->PublishFromDescriptors(request, owner); });
-    std::vector<UniqueFd> fds;
-    fds.push_back(*real_os_.OpenFileAt(*real_os_.OpenDir(source), "model.safetensors"));
-    EXPECT_TRUE(OnLoop([&] {
-                  return manager_->OfferUpload(owner, ticket.ticket, 0, std::move(fds), true);
-                }).ok());
-    return ticket.operation;
-  }
-  void AwaitPhase(OperationId id, const std::string& phase) {
-    Eventually([&, id, phase] { return manager_->GetOperation(id)->phase == phase; });
-  }
-
-  JournalObserver told_;
-  absl::Notification release_;
-  std::atomic<bool> hanging_{false};
-  int sources_ = 0;
-};
 
 // --- Who takes whose place
 
@@ -177,177 +63,6 @@ TEST_F(ManagerOperationsTest, IdenticalOnesUnderWayAreOne) {
   EXPECT_EQ(Now(swap).successor, other);
   Unblock();
   EXPECT_EQ(Await(other).state, OperationState::kSucceeded);
-}
-
-// --- Trying again
-
-TEST_F(ManagerOperationsTest, ATransientFailureIsTriedAgainAndSucceeds) {
-  Start(Quick());
-  os_->FailCall("Populate", 1, EIO);
-  os_->FailCall("Populate", 2, EMFILE);
-  const auto ended = Load(1);
-  EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;
-  EXPECT_EQ(PhaseOf(1), Phase::kReady);
-  OnLoop([&] {
-    EXPECT_THAT(told_.attempts, testing::ElementsAre(1, 2));
-    EXPECT_LT(told_.delays[0], told_.delays[1]);
-  });
-}
-
-TEST_F(ManagerOperationsTest, ItGivesUpAfterAsManyTriesAsAllowedAndSaysWhy) {
-  Start(Quick(2));
-  os_->FailFrom("Populate", 1, EIO);
-  const auto ended = Load(1);
-  EXPECT_EQ(ended.state, OperationState::kFailed);
-  EXPECT_THAT(std::string(ended.status.message()), HasSubstr("Populate"));
-  EXPECT_EQ(PhaseOf(1), Phase::kFailed);
-  OnLoop([&] { EXPECT_THAT(told_.attempts, testing::ElementsAre(1, 2)); });
-  // Who asks again gets a series of tries of their own, and the truth again.
-  EXPECT_EQ(Load(1).state, OperationState::kFailed);
-  OnLoop([&] { EXPECT_THAT(told_.attempts, testing::ElementsAre(1, 2, 1, 2)); });
-}
-
-TEST_F(ManagerOperationsTest, PermanentFailuresAreNotTriedAgain) {
-  Start(Slow());
-  os_->FailCall("Populate", 1, EACCES);
-  EXPECT_EQ(Load(1).state, OperationState::kFailed);
-  std::filesystem::permissions(File(2), std::filesystem::perms(0644));
-  WriteFile(File(2), "this is no model at all");
-  std::filesystem::permissions(File(2), std::filesystem::perms(0444));
-  const auto bad = Load(2);
-  EXPECT_EQ(bad.state, OperationState::kFailed);
-  EXPECT_EQ(PhaseOf(2), Phase::kQuarantined);
-  const auto again = Load(2);
-  EXPECT_EQ(again.state, OperationState::kFailed);
-  EXPECT_EQ(again.status, bad.status);
-  EXPECT_EQ(Swap(2).status.message(), bad.status.message());
-  OnLoop([&] { EXPECT_TRUE(told_.attempts.empty()); });
-}
-
-TEST_F(ManagerOperationsTest, WhileItWaitsItSaysSoAndCanBeCancelled) {
-  Start(Slow());
-  os_->FailCall("Populate", 1, EIO);
-  const OperationId id = StartLoad(1);
-  AwaitPhase(id, "retry");
-  const auto waiting = Now(id);
-  EXPECT_EQ(waiting.state, OperationState::kRunning);
-  EXPECT_EQ(waiting.attempts, 1U);
-  EXPECT_GT(waiting.next_try, clock_.Wall() + absl::Minutes(50));
-  EXPECT_THAT(waiting.message, HasSubstr("Populate"));
-  EXPECT_EQ(PhaseOf(1), Phase::kFailed);
-  ExpectCancelledAtOnce(id);
-  EXPECT_EQ(PhaseOf(1), Phase::kFailed);
-  EXPECT_EQ(Version(1).error.code(), absl::StatusCode::kDataLoss);
-}
-
-TEST_F(ManagerOperationsTest, ALoadThatWaitsForItsNextTryEndsWhenItsBytesAreFoundToBeBad) {
-  Start(Slow());
-  ASSERT_TRUE(PublishOne(5, SafetensorsBytes({{"w", {8, 8}}})).status.ok());
-  os_->FailCall("Populate", 1, EIO);
-  const OperationId load = StartLoad(5);
-  AwaitPhase(load, "retry");
-  Flip(5);
-  const auto verified = Await(OnLoop([&] { return manager_->Verify({"planner", 5}, 0); }));
-  EXPECT_EQ(verified.state, OperationState::kFailed);
-  EXPECT_EQ(PhaseOf(5), Phase::kQuarantined);
-  const auto told = Now(load);
-  EXPECT_EQ(told.state, OperationState::kFailed);
-  EXPECT_EQ(told.status, verified.status);
-}
-
-TEST_F(ManagerOperationsTest, AnExplicitRequestDoesNotWaitForTheNextTry) {
-  Start(Slow());
-  os_->FailCall("Populate", 1, EIO);
-  const OperationId id = StartLoad(1);
-  AwaitPhase(id, "retry");
-  EXPECT_EQ(StartLoad(1), id);
-  EXPECT_EQ(Await(id).state, OperationState::kSucceeded);
-
-  os_->FailCall("Populate", 1, EIO);
-  const OperationId swap = StartSwap(2);
-  AwaitPhase(swap, "retry");
-  EXPECT_EQ(StartSwap(2), swap);
-  EXPECT_EQ(Await(swap).state, OperationState::kSucceeded);
-}
-
-TEST_F(ManagerOperationsTest, AnUnloadEndsALoadThatWaitsForItsNextTry) {
-  Start(Slow());
-  os_->FailCall("Populate", 1, EIO);
-  const OperationId load = StartLoad(1);
-  AwaitPhase(load, "retry");
-  const OperationId unload = StartUnload(1);
-  EXPECT_EQ(Now(unload).state, OperationState::kSucceeded);
-  EXPECT_EQ(Now(load).successor, unload);
-}
-
-TEST_F(ManagerOperationsTest, WhatALabelNamesIsTriedForAsLongAsItTakes) {
-  Start();
-  ASSERT_TRUE(Swap(1).status.ok());
-  Shutdown();
-  const auto place = base_ / "store/models/planner/versions/1";
-  std::filesystem::rename(place, base_ / "elsewhere");
-  Boot(Quick(2));
-  os_->FailFrom("Populate", 1, EIO);
-  std::filesystem::rename(base_ / "elsewhere", place);
-  ASSERT_TRUE(Rescan().ok());
-  // Far more often than an operation would be.
-  Eventually([&] { return os_->calls("Populate") > 8; });
-  os_->Heal();
-  Eventually([&] { return manager_->Version({"planner", 1})->phase == Phase::kReady; });
-}
-
-TEST_F(ManagerOperationsTest, AVerificationIsTriedAgainWithinItsOperation) {
-  Start(Quick());
-  os_->FailCall("ReadAt", 1, EIO);
-  os_->FailCall("ReadAt", 2, EMFILE);
-  const auto ended = Await(StartVerify(1));
-  EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;
-  EXPECT_EQ(ended.attempts, 2U);
-  EXPECT_EQ(PhaseOf(1), Phase::kStaged);
-  os_->FailFrom("ReadAt", 1, EIO);
-  const auto failed = Await(StartVerify(1));
-  EXPECT_EQ(failed.state, OperationState::kFailed);
-  EXPECT_EQ(failed.attempts, 3U);
-  EXPECT_THAT(std::string(failed.status.message()), HasSubstr("ReadAt"));
-  EXPECT_EQ(PhaseOf(1), Phase::kStaged);  // Nothing is known of its bytes.
-}
-
-TEST_F(ManagerOperationsTest, AVerificationThatNeedsSomebodyIsNotTriedAgain) {
-  Start(Slow());
-  os_->FailFrom("ReadAt", 1, EACCES);
-  const auto ended = Await(StartVerify(2));
-  EXPECT_EQ(ended.state, OperationState::kFailed);
-  EXPECT_EQ(ended.attempts, 0U);
-}
-
-TEST_F(ManagerOperationsTest, AVerificationThatWaitsSaysSoAndIsJoinedCancelledAndStopped) {
-  Start(Slow());
-  os_->FailFrom("ReadAt", 1, EIO);
-  const OperationId id = StartVerify(1);
-  AwaitPhase(id, "retry");
-  EXPECT_GT(Now(id).next_try, clock_.Wall() + absl::Minutes(50));
-  EXPECT_THAT(Now(id).message, HasSubstr("ReadAt"));
-  EXPECT_THAT(std::string(OnLoop([&] {
-                            return manager_->Delete({"planner", 1}, 0).status();
-                          }).message()),
-              HasSubstr("is verifying it"));
-  os_->Heal();
-  EXPECT_EQ(StartVerify(1), id);  // Which does not wait for the next try.
-  EXPECT_EQ(Await(id).state, OperationState::kSucceeded);
-
-  os_->FailFrom("ReadAt", 1, EIO);
-  const OperationId cancelled = StartVerify(1);
-  AwaitPhase(cancelled, "retry");
-  ExpectCancelledAtOnce(cancelled);
-
-  os_->FailFrom("ReadAt", 1, EIO);
-  const OperationId stopped = StartVerify(1);
-  AwaitPhase(stopped, "retry");
-  os_->Heal();
-  Shutdown();
-  Boot();
-  EXPECT_EQ(Now(stopped).state, OperationState::kFailed);
-  EXPECT_THAT(std::string(Now(stopped).status.message()), HasSubstr("stopping"));
 }
 
 // --- The same once more while it is under way
@@ -414,6 +129,20 @@ TEST_F(ManagerOperationsTest, AWaitingPublishTakesThePlaceOfOneThatIsCancelled) 
   const auto ended = Await(second);
   EXPECT_EQ(ended.state, OperationState::kSucceeded) << ended.status;
   EXPECT_FALSE(ended.result.unchanged);
+}
+
+TEST_F(ManagerOperationsTest, AWaitingPublishEndsWhenTheDaemonStops) {
+  Start();
+  Block("WriteAt");
+  const std::string bytes = SafetensorsBytes({{"w", {1, 2}}});
+  StartPublish(9, bytes);
+  AwaitHanging();
+  const OperationId waiting = StartPublish(9, bytes);
+  EXPECT_EQ(Now(waiting).phase, "wait");
+  OnLoop([&] { manager_->CancelWork(); });
+  EXPECT_EQ(Now(waiting).state, OperationState::kFailed);
+  EXPECT_THAT(std::string(Now(waiting).status.message()), HasSubstr("stopping"));
+  Unblock();
 }
 
 // --- Cancelling while the worker hangs

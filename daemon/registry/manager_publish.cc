@@ -153,7 +153,11 @@ bool ModelManager::Impl::DropUpload(OperationId operation) {
 
 OperationId ModelManager::Impl::PublishedBy(const VersionKey& key) const {
   for (const auto& [id, publish] : publishes) {
+    if (publish.streamed) continue;
     if (publish.request.model == key.model && publish.request.version == key.version) return id;
+  }
+  for (const auto& [id, version] : settling) {
+    if (version == key) return id;
   }
   return 0;
 }
@@ -231,6 +235,7 @@ absl::StatusOr<OperationId> ModelManager::BeginStreamedPublish(const PublishRequ
   const OperationId id =
       impl.operations.Begin(OperationKind::kPublish, request.model, request.version, "", by);
   impl.publishes[id] = {request, std::make_shared<CancelToken>()};
+  impl.publishes[id].streamed = true;
   impl.operations.Update(id, [&](OperationSnapshot& snapshot) {
     snapshot.phase = "copy";
     snapshot.bytes_total = TotalBytes(request.files);
@@ -267,9 +272,11 @@ void ModelManager::Impl::FinishPublish(OperationId operation,
   const auto it = publishes.find(operation);
   if (it == publishes.end()) return;
   const PublishRequest request = it->second.request;
-  publishes.erase(it);
   const VersionKey key{request.model, request.version};
+  if (!it->second.streamed) settling.emplace(operation, key);
+  publishes.erase(it);
   const auto end = [this, operation, key](const absl::Status& status) {
+    settling.erase(operation);
     operations.Finish(operation, status);
     StartNextPublish(key);
   };

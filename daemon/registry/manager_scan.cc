@@ -23,8 +23,6 @@ absl::StatusOr<OperationId> ModelManager::Verify(const VersionKey& key, uint32_t
     const OperationId id = running;
     if (verify.retry_timer != 0) {
       impl.deps.loop.CancelTimer(std::exchange(verify.retry_timer, 0));
-      impl.operations.Update(
-          id, [](OperationSnapshot& operation) { operation.next_try = absl::Time(); });
       impl.StartVerify(id);
     }
     return id;
@@ -38,6 +36,11 @@ absl::StatusOr<OperationId> ModelManager::Verify(const VersionKey& key, uint32_t
 
 void ModelManager::Impl::StartVerify(OperationId id) {
   const RunningVerify& verify = verifies.at(id);
+  operations.Update(id, [](OperationSnapshot& operation) {
+    operation.phase = "queued";
+    operation.message.clear();
+    operation.next_try = absl::Time();
+  });
   const VersionKey key = verify.key;
   LoadRequest request;
   request.model = key.model;
@@ -104,7 +107,6 @@ bool ModelManager::Impl::VerifyLater(OperationId id, const absl::Status& status)
     const auto waiting = verifies.find(id);
     if (stopping || waiting == verifies.end()) return;
     waiting->second.retry_timer = 0;
-    operations.Update(id, [](OperationSnapshot& operation) { operation.next_try = absl::Time(); });
     StartVerify(id);
   });
   return true;
@@ -129,6 +131,7 @@ void ModelManager::Impl::ApplyVerified(VersionRecord& record, const absl::Status
     std::erase_if(waiting_for_room, [&](const RoomWaiter& waiter) { return waiter.key == key; });
     TellWaiters(record, status);
     RetryPendingAcquires(key.model);
+    if (!waiting_for_room.empty()) deps.loop.Post([this] { LookForRoom(); });
   } else if (record.resident != nullptr && record.health != Health::kSuspect) {
     // A sealed copy was checked when it was made, and no disk can change it.
     SetHealth(record,

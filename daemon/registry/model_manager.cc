@@ -86,6 +86,12 @@ void ModelManager::Impl::CancelWork() {
     if (record.cancel == nullptr && record.reload == nullptr) TellWaiters(record, why);
   }
   for (auto& [id, publish] : publishes) publish.cancel->Cancel();
+  std::vector<OperationId> idle_publishes;  // Their descriptors have come, or will come in vain.
+  for (const auto& [id, upload] : uploads) idle_publishes.push_back(id);
+  for (const OperationId id : idle_publishes) {
+    DropUpload(id);
+    operations.Finish(id, why);
+  }
   std::vector<OperationId> idle_verifies;  // Between two tries: nobody else would end them.
   for (auto& [id, verify] : verifies) {
     verify.cancel->Cancel();

@@ -290,9 +290,10 @@ class ModelManager {
   // Removes what keep_on_disk does not keep, of one model or (empty) of all, and what crashes and
   // removed versions have left.
   absl::StatusOr<OperationId> CollectGarbage(const std::string& model, uint32_t by);
-  // The plan has the models that `may_see` says yes to.
+  // The plan has the models that `may_see` says yes to. `leftovers`: also what belongs to no
+  // version any more, whose names may be those of any model.
   void PlanGarbage(const std::string& model,
-                   const std::function<bool(const std::string& model)>& may_see,
+                   const std::function<bool(const std::string& model)>& may_see, bool leftovers,
                    std::function<void(absl::StatusOr<GarbagePlan>)> done);
 
   // The version must be READY and not SUSPECT. `if_current` as in SwapRequest. `done` runs when the

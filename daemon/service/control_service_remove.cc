@@ -84,13 +84,14 @@ grpc::Status ControlService::PlanGarbage(grpc::ServerContext* context,
         RunAndWait(deps_.loop, [&] { return CheckMayRead(*peer, request->model()); });
     if (!readable.ok()) return ToGrpcStatus(readable, about);
   }
-  // Of all models: of those that the caller may read.
-  const auto plan = Await<GarbagePlan>(
-      *context, [&manager = deps_.manager, peer = *peer, model = request->model()](auto done) {
-        manager.PlanGarbage(
-            model, [&](const std::string& each) { return manager.MayReadModel(peer, each); },
-            std::move(done));
-      });
+  // Of all models: of those that the caller may read. What is left of others, commanders see.
+  const bool leftovers = deps_.access.MayCommand(*peer);
+  const auto plan = Await<GarbagePlan>(*context, [&manager = deps_.manager, peer = *peer,
+                                                  model = request->model(), leftovers](auto done) {
+    manager.PlanGarbage(
+        model, [&](const std::string& each) { return manager.MayReadModel(peer, each); }, leftovers,
+        std::move(done));
+  });
   if (!plan.ok()) return ToGrpcStatus(plan.status(), about);
   *response = ToProto(*plan);
   return grpc::Status::OK;

@@ -172,8 +172,8 @@ class CrashOfTheDaemon(CrashCase):
         recorded = self.copy("recorded").faulty()
         recorded.record()
         recorded.start()
-        recorded.stop()
         passed = recorded.points.read_text().split()
+        recorded.stop()
         PASSED.update(passed)
         if not harness.FULL:  # Loads at the start are those of test_load.
             passed = [name for name in passed if not name.startswith("load.")]

@@ -12,7 +12,6 @@ import test_crash
 from crash_case import CASES_RUN, LISTED, PASSED, REQUIRED, TAKEN, CrashCase, Faulty, chosen
 from harness import Case, wait_for
 
-# park.left is passed by the stop at the end of the recorded run.
 OF_A_BATCH = ("park.gone", "park.stored", "park.written", "park.recorded")
 
 

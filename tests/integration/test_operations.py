@@ -123,7 +123,7 @@ class LostStreams(Operations):
         self.ctl("load", "planner@3")
 
     def test_the_same_publish_twice_at_once_is_made_once_and_told_to_both(self):
-        nbytes = 256 << 20
+        nbytes = 512 << 20
         folder = self.source()
         with open(folder / "model.safetensors", "wb") as out:
             out.write(models.safetensors_header([("w", "I64", [nbytes // 8], nbytes)]))
@@ -133,6 +133,7 @@ class LostStreams(Operations):
         both = [self.daemon.ctl_start(*command)]
         self.running("publish", "copy")
         both.append(self.daemon.ctl_start(*command))
+        self.running("publish", "wait")
         answers = []
         for process in both:
             out, err = process.communicate(timeout=600)
