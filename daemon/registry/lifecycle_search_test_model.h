@@ -26,8 +26,8 @@
 //   labels and swaps beside no unload (nor swaps beside loads), but all that had begun goes on;
 //   the same with room for what the labels name and no more: nothing fits unless something goes;
 //   all of that begins also while labels move and swaps wait, without damage or failures;
-//   the same with them, one at a time, without leases;
-//   two troubles at a time, without swaps and leases.
+//   the same with them, one at a time, with room for what is labelled, without leases;
+//   two troubles at a time, with that room, without swaps and leases.
 //
 // In none of them are a lease, a trouble and something that begins while labels move all together
 // (what a lease keeps, it keeps whether labels move or not), or two troubles beside a swap:
