@@ -46,6 +46,10 @@ class SearchDaemon {
       v.waits = true;
       return;
     }
+    if (v.tracks.phase == Phase::kLoading && v.cancelled) {
+      v.waits = true;  // For a load of its own, not somebody else's cancelled one.
+      return;
+    }
     if (v.tracks.phase == Phase::kFailed) Move(v, Phase::kStaged);
     if (v.tracks.phase != Phase::kStaged) return;
     v.waits = false;
@@ -55,12 +59,14 @@ class SearchDaemon {
 
   // The load's job comes to its booking.
   void Admit(SearchVersion& v, SearchVersion* victim) {
-    if (Booked() < kCapacity) {
+    if (Booked() < rules_.bounds.capacity) {
       v.booked = true;
       return Move(v, Phase::kLoading);
     }
     bool room_comes = false;
-    ForEach([&](SearchVersion& other) { room_comes |= other.tracks.phase == Phase::kUnloading; });
+    ForEach([&](SearchVersion& other) {
+      room_comes |= other.tracks.phase == Phase::kUnloading || other.cancelled;
+    });
     if (!room_comes && victim != nullptr) {
       BeginDrain(*victim, false);
       room_comes = true;
@@ -84,7 +90,23 @@ class SearchDaemon {
     v.booked = rules_.failed_load_keeps_booking && v.booked;
     Move(v, to);
     LoadEnded(v, false);
-    if (!rules_.lost_wake_up) WakeWaiting();  // What it had booked is free again.
+    // What it had booked is free again.
+    if (!rules_.ended_load_wakes_nobody) WakeWaiting();
+  }
+
+  // Who waits for it is told now; it comes to rest later.
+  void Cancel(SearchVersion& v) {
+    v.cancelled = true;
+    LoadEnded(v, false);
+  }
+
+  void CancelledLoadEnds(SearchVersion& v) {
+    v.cancelled = false;
+    v.booked = rules_.failed_load_keeps_booking && v.booked;
+    Move(v, Phase::kFailed);
+    Move(v, Phase::kStaged);
+    if (v.waits) Load(v);
+    if (!rules_.ended_load_wakes_nobody) WakeWaiting();
   }
 
   // Bytes were found to be bad at rest.
@@ -118,7 +140,7 @@ class SearchDaemon {
       Forbid("health after the end of the bytes");
     if (!v.tracks.SetHostTier(HostTier::kNone).ok()) Forbid("bytes freed outside of UNLOADING");
     Move(v, Phase::kStaged);
-    if (!rules_.lost_wake_up) WakeWaiting();
+    if (!rules_.freed_wakes_nobody) WakeWaiting();
   }
 
   // A write of the labels of both models, or of one; `to` null: the label is removed.

@@ -7,14 +7,31 @@
 // a track, lifecycle_policy.h for the rest. Around it, this says what may happen next; the steps
 // are those of manager_*.cc, each as fine as a crash can tell apart.
 //
-// Bounds, so that the search ends. Bytes are counted in versions (kCapacity of them fit); a version
-// has one lease at most. What follows does not begin while it would be one too many: leases in all,
-// loads by hand beside others (a label's and a swap's own always may), FAILED versions, drains
-// for want of use and unloads asked for, and versions whose bytes are bad, gone or not yet scanned.
-// One swap and one write of the labels are under way at a time. While one is, no grant, load by
-// hand, unload, deletion or damage begins, but all that had begun goes on; a swap begins with no
-// load, unload or doubt about the disk, and a label is set by hand beside no unload. And with
-// SearchRules::one_trouble_at_a_time there is one of all troubles at a time.
+// What makes the states few enough to look at all of them, and why that loses nothing that matters:
+//
+//   Bytes are counted in versions, all of one size. Who is evicted is any that may be, and who
+//   waits for room has no place in a queue: that is more than the daemon would do, never less. A
+//   version has one label and one lease at most, and there is one lease in all, one drain for want
+//   of use, one load by hand beside those that labels and swaps need, and one of each kind of
+//   trouble (kMost...): the rules look at one version and ask whether there is one, not how many.
+//   One swap and one write of the labels are under way at a time. Writes wait for each other in the
+//   daemon, too; swaps of other models do not, but meet only in the room that they want.
+//   Models and versions have no names: states that differ in that alone are one.
+//
+// All at once would still be too much. So there are several searches, by SearchBounds, each of them
+// complete, and what one leaves out another one has:
+//
+//   one trouble at a time, beside swaps, gaps and a lease, with room for one version more than the
+//   labels need; grants, loads, unloads, deletions and damage begin only while no label moves, and
+//   labels and swaps beside no unload (nor swaps beside loads), but all that had begun goes on;
+//   the same with room for what the labels name and no more: nothing fits unless something goes;
+//   all of that begins also while labels move and swaps wait, without damage or failures;
+//   the same with them, one at a time, with room for what is labelled, without leases;
+//   two troubles at a time, with that room, without swaps and leases.
+//
+// In none of them are a lease, a trouble and something that begins while labels move all together
+// (what a lease keeps, it keeps whether labels move or not), or two troubles beside a swap:
+// model_manager_random_test comes there, by chance.
 //
 // The packing and what must not be are in lifecycle_search_test_state.cc, the daemon's moves in
 // lifecycle_search_test_daemon.h, what may happen next in lifecycle_search_test_steps.cc.
@@ -33,10 +50,9 @@ namespace modelhost {
 
 inline constexpr int kSearchModels = 2;
 inline constexpr int kSearchVersions = 3;
-inline constexpr int kCapacity = 3;
-inline constexpr int kMostLeases = 1;
 inline constexpr int kMostLoads = 1;
 inline constexpr int kMostFailed = 1;
+inline constexpr int kMostCancelled = 1;
 inline constexpr int kMostUnloads = 1;
 inline constexpr int kMostDraining = 1;
 inline constexpr int kMostFlawed = 1;
@@ -51,7 +67,8 @@ struct SearchVersion {
   bool released = false;  // The lease is on bytes that a deadline let go.
   bool unload_asked = false;
   bool booked = false;
-  bool waits = false;  // To be loaded as soon as it is freed, or there is room.
+  bool waits = false;      // To be loaded as soon as it is freed, or there is room.
+  bool cancelled = false;  // Its load; what that booked is given back when it comes to rest.
   // What names it.
   bool label = false;  // In memory.
   bool label_on_disk = false;
@@ -84,7 +101,9 @@ struct SearchState {
 
 struct SearchKey {
   std::array<uint64_t, kSearchModels> words{};
-  friend bool operator==(const SearchKey&, const SearchKey&) = default;
+  friend bool operator==(const SearchKey& a, const SearchKey& b) {  // Of arrays it is a memcmp.
+    return a.words[0] == b.words[0] && a.words[1] == b.words[1];
+  }
   template <typename H>
   friend H AbslHashValue(H h, const SearchKey& key) {
     return H::combine(std::move(h), key.words[0], key.words[1]);
@@ -93,6 +112,19 @@ struct SearchKey {
 // The same for states that differ only in which model or version is which.
 SearchKey EncodeSearchState(const SearchState& state);
 SearchState DecodeSearchState(const SearchKey& key);
+
+// What of everything is explored.
+struct SearchBounds {
+  int capacity = 3;  // Versions that fit.
+  int leases = 1;    // In all.
+  bool swaps = true;
+  // How many at a time, whichever they are: bytes that are flawed, loads that FAILED or were
+  // cancelled, unloads asked for and label writes that failed. What a failed write named, though,
+  // may be deleted. 0: as 1, but of them only unloads and deletions.
+  int troubles = 1;
+  // Whatever may begin begins also while labels move, and labels and swaps beside whatever has.
+  bool crowded = false;
+};
 
 // The rules, each replaceable by a broken one.
 struct SearchRules {
@@ -113,14 +145,11 @@ struct SearchRules {
       false;                              // The old labels are written again once, not until done.
   bool repair_stays_quarantined = false;  // Bytes that are good again are not believed.
   bool gap_keeps_page = false;            // The old version drains while the page shows it.
-  bool lost_wake_up = false;              // Nobody tells those who wait what was given back.
+  bool freed_wakes_nobody = false;        // Who waits for room is not told of what was freed,
+  bool ended_load_wakes_nobody = false;   // or of what a load gave back that did not end well.
   bool quarantine_tells_nobody = false;   // Who waits to load what is found to be bad waits on.
 
-  // Not rules but bounds. Of bytes that are flawed, loads that FAILED, unloads asked for and label
-  // writes that failed there is one at a time, whichever it is; but what a failed write named may
-  // be deleted.
-  bool one_trouble_at_a_time = true;
-  bool swaps = true;
+  SearchBounds bounds;
 };
 
 // Millions are made and few are read.
@@ -146,7 +175,7 @@ void ForEachSearchStep(const SearchState& state, const SearchRules& rules,
                        absl::FunctionRef<void(const SearchStep&)> take);
 
 // What must not be, in words; empty when all is well.
-std::string FindViolation(const SearchState& state);
+std::string FindViolation(const SearchState& state, int capacity);
 // Every model that has a label has a READY version under it.
 bool EveryLabelServes(const SearchState& state);
 

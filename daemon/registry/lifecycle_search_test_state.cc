@@ -66,8 +66,9 @@ class Unpacker {
   uint64_t word_;
 };
 
-constexpr int kVersionBits = 18;
+constexpr int kVersionBits = 19;
 constexpr int kModelBits = kVersionBits * kSearchVersions + 1;
+static_assert(kModelBits + 6 <= 64);
 
 uint64_t PackVersion(const SearchVersion& v) {
   Packer packer;
@@ -75,8 +76,8 @@ uint64_t PackVersion(const SearchVersion& v) {
   packer.Put(v.tracks.health == Health::kSuspect, 1);
   packer.Put(static_cast<uint64_t>(v.dir), 2);
   for (const bool bit :
-       {v.known, v.lease, v.released, v.unload_asked, v.booked, v.waits, v.label, v.label_on_disk,
-        v.label_in_page, v.maybe_labelled, v.swap_target, v.write_target}) {
+       {v.known, v.lease, v.released, v.unload_asked, v.booked, v.waits, v.cancelled, v.label,
+        v.label_on_disk, v.label_in_page, v.maybe_labelled, v.swap_target, v.write_target}) {
     packer.Put(bit, 1);
   }
   return packer.word();
@@ -88,9 +89,9 @@ SearchVersion UnpackVersion(uint64_t word) {
   const Phase phase = static_cast<Phase>(unpacker.Take(3));
   v.tracks = Prototype(phase, unpacker.Take(1) != 0);
   v.dir = static_cast<SearchDir>(unpacker.Take(2));
-  for (bool* bit :
-       {&v.known, &v.lease, &v.released, &v.unload_asked, &v.booked, &v.waits, &v.label,
-        &v.label_on_disk, &v.label_in_page, &v.maybe_labelled, &v.swap_target, &v.write_target}) {
+  for (bool* bit : {&v.known, &v.lease, &v.released, &v.unload_asked, &v.booked, &v.waits,
+                    &v.cancelled, &v.label, &v.label_on_disk, &v.label_in_page, &v.maybe_labelled,
+                    &v.swap_target, &v.write_target}) {
     *bit = unpacker.Take(1) != 0;
   }
   return v;
@@ -148,7 +149,7 @@ std::string SearchStepName::Text() const {
   return text;
 }
 
-std::string FindViolation(const SearchState& state) {
+std::string FindViolation(const SearchState& state, int capacity) {
   int booked = 0;
   bool set = true;
   std::array<bool, kSearchModels> moved{};
@@ -175,12 +176,15 @@ std::string FindViolation(const SearchState& state) {
       }
       if (v.lease && !v.released && !InMemory(v)) return "a lease is on freed bytes";
       if (v.lease && v.dir == SearchDir::kAbsent) return "what is leased was deleted";
+      if (v.dir == SearchDir::kAbsent && (v.waits || !AtRest(v.tracks.phase))) {
+        return "what is awaited was deleted";
+      }
       if (v.booked != (bytes || v.tracks.phase == Phase::kLoading)) {
         return v.booked ? "a booking has no bytes" : "bytes are not booked";
       }
     }
   }
-  if (booked > kCapacity) return "more is booked than there is";
+  if (booked > capacity) return "more is booked than there is";
   const bool half_on_disk = !state.in_doubt && moved_on_disk[0] != moved_on_disk[1];
   if (set && (moved[0] != moved[1] || half_on_disk)) {
     return "half of a set has moved";
@@ -211,7 +215,8 @@ std::string DescribeSearchState(const SearchState& state) {
                                                   : "",
                       v.known ? "" : " unknown", v.lease ? " leased" : "",
                       v.released ? " released" : "", v.unload_asked ? " asked" : "",
-                      v.booked ? " booked" : "", v.waits ? " waits" : "");
+                      v.booked ? " booked" : "", v.waits ? " waits" : "",
+                      v.cancelled ? " cancelled" : "");
       absl::StrAppend(&out, v.label ? " label" : "", v.label_on_disk ? " label-on-disk" : "",
                       v.label_in_page ? " label-in-page" : "", v.maybe_labelled ? " maybe" : "",
                       v.swap_target ? " swap-target" : "", v.write_target ? " write-target" : "",

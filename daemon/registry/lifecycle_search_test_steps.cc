@@ -25,14 +25,17 @@ class Steps {
         const Phase phase = v.tracks.phase;
         leases_ += v.lease;
         flawed_ += Flawed(v);
-        loading_ += v.waits || phase == Phase::kReserved || phase == Phase::kLoading;
+        loading_ +=
+            v.waits || phase == Phase::kReserved || (phase == Phase::kLoading && !v.cancelled);
+        cancelled_ += v.cancelled;
         failed_ += phase == Phase::kFailed;
         draining_ += phase == Phase::kDraining;
         unloads_ += v.unload_asked;
       }
     }
     doubts_ = state_.in_doubt || state_.write == LabelWrite::kRestoring;
-    quiet_ = state_.write == LabelWrite::kNone && state_.swap == SearchSwap::kNone;
+    at_rest_ = state_.write == LabelWrite::kNone && state_.swap == SearchSwap::kNone;
+    quiet_ = at_rest_ || bounds_.crowded;
     for (int m = 0; m < kSearchModels; ++m) {
       for (int n = 0; n < kSearchVersions; ++n) OfVersion(m, n);
     }
@@ -43,10 +46,11 @@ class Steps {
 
  private:
   // Whether one more trouble may begin of which there are `count`.
-  bool MayBegin(int count, int most) const {
-    if (rules_.one_trouble_at_a_time) return flawed_ + failed_ + unloads_ + doubts_ == 0;
-    return count < most;
-  }
+  bool MayBegin(int count, int most) const { return count < most && Troubles() < most_troubles_; }
+
+  int Troubles() const { return flawed_ + failed_ + cancelled_ + unloads_ + doubts_; }
+
+  bool MayFail(int count, int most) const { return bounds_.troubles > 0 && MayBegin(count, most); }
 
   static bool Flawed(const SearchVersion& v) { return v.dir != SearchDir::kGood || !v.known; }
 
@@ -79,7 +83,7 @@ class Steps {
     } else if (!v.known) {
       step("scan", true, [](auto&, auto&, SearchVersion& x) { x.known = true; });
     }
-    if (v.dir == SearchDir::kGood && MayBegin(flawed_, kMostFlawed) && quiet_) {
+    if (v.dir == SearchDir::kGood && MayFail(flawed_, kMostFlawed) && quiet_) {
       step("bytes go bad", false, [](auto&, auto&, SearchVersion& x) { x.dir = SearchDir::kBad; });
     }
     if (v.lease) {
@@ -89,7 +93,8 @@ class Steps {
       });
     }
     if (!v.known) return;
-    if (!v.lease && leases_ < kMostLeases && quiet_ && rules_.may_grant(facts) == Verdict::kYes) {
+    if (!v.lease && leases_ < bounds_.leases && quiet_ &&
+        rules_.may_grant(facts) == Verdict::kYes) {
       step("grant", false, [](auto&, SearchDaemon& daemon, SearchVersion& x) {
         if (x.tracks.phase == Phase::kDraining) daemon.StopDrain(x);
         x.lease = true;
@@ -119,7 +124,8 @@ class Steps {
     }
 
     // A load.
-    if ((AtRest(phase) && phase != Phase::kQuarantined) || phase == Phase::kDraining) {
+    if ((AtRest(phase) && phase != Phase::kQuarantined) || phase == Phase::kDraining ||
+        v.cancelled) {
       const bool more = loading_ < kMostLoads && quiet_;
       if (!v.waits && (v.label || more)) {
         step("load", v.label,
@@ -132,12 +138,19 @@ class Steps {
         daemon.LoadFailed(x, Phase::kStaged);
       });
     }
-    if (phase == Phase::kLoading) {
+    if (v.cancelled) {
+      step("cancelled load ends", true,
+           [](auto&, SearchDaemon& daemon, SearchVersion& x) { daemon.CancelledLoadEnds(x); });
+    } else if (phase == Phase::kLoading) {
       if (v.dir == SearchDir::kGood) {
         step("loaded", true,
              [](auto&, SearchDaemon& daemon, SearchVersion& x) { daemon.LoadDone(x); });
       }
-      if (MayBegin(failed_, kMostFailed)) {
+      if (MayFail(cancelled_, kMostCancelled)) {
+        step("cancel", false,
+             [](auto&, SearchDaemon& daemon, SearchVersion& x) { daemon.Cancel(x); });
+      }
+      if (MayFail(failed_, kMostFailed)) {
         step("load fails", true, [](auto&, SearchDaemon& daemon, SearchVersion& x) {
           daemon.LoadFailed(x, Phase::kFailed);
         });
@@ -167,11 +180,11 @@ class Steps {
     if (phase == Phase::kUnloading) {
       step("freed", true, [](auto&, SearchDaemon& daemon, SearchVersion& x) { daemon.Freed(x); });
     }
-    bool only_this = flawed_ - Flawed(v) < kMostFlawed;
-    if (rules_.one_trouble_at_a_time) {
-      const int others = flawed_ + failed_ + unloads_ - Flawed(v) - (phase == Phase::kFailed);
-      only_this = others == 0 && (doubts_ == 0 || v.label_on_disk);
-    }
+    // It takes the place of what is wrong with it already.
+    const int others = Troubles() - Flawed(v) - (phase == Phase::kFailed);
+    const bool only_this =
+        flawed_ - Flawed(v) < kMostFlawed &&
+        (others < most_troubles_ || (v.label_on_disk && others - doubts_ < most_troubles_));
     if (v.dir != SearchDir::kAbsent && only_this && quiet_ &&
         rules_.may_delete(facts) == Verdict::kYes) {
       step("delete", false, [](auto&, auto&, SearchVersion& x) {
@@ -209,13 +222,13 @@ class Steps {
     switch (state_.write) {
       case LabelWrite::kBegun:
         Step(Name{"rename"}, true, [](SearchState&, SearchDaemon& daemon) { daemon.Rename(); });
-        if (!MayBegin(0, 1)) return;
+        if (!MayFail(0, 1)) return;
         Step(Name{"write fails"}, false,
              [](SearchState&, SearchDaemon& daemon) { daemon.WriteFailed(false); });
         return;
       case LabelWrite::kRenamed:
         Step(Name{"durable"}, true, [](SearchState&, SearchDaemon& daemon) { daemon.WriteDone(); });
-        if (!MayBegin(0, 1)) return;
+        if (!MayFail(0, 1)) return;
         Step(Name{"fsync fails, put back"}, false,
              [](SearchState&, SearchDaemon& daemon) { daemon.WriteFailed(false); });
         Step(Name{"fsync fails, not put back"}, false,
@@ -236,9 +249,11 @@ class Steps {
       Step(Name{"restore again"}, true,
            [](SearchState& next, SearchDaemon&) { next.write = LabelWrite::kRestoring; });
     }
-    if (unloads_ > 0) return;
-    // By hand: one label is set, or removed.
-    for (int m = 0; m < kSearchModels && state_.swap == SearchSwap::kNone; ++m) {
+    if (unloads_ > 0 && !bounds_.crowded) return;
+    // By hand: one label is set, or removed. None that a swap has withdrawn.
+    const bool by_hand = state_.swap == SearchSwap::kNone ||
+                         (bounds_.crowded && state_.swap == SearchSwap::kWaiting && !state_.gap);
+    for (int m = 0; m < kSearchModels && by_hand; ++m) {
       for (int n = 0; n <= kSearchVersions; ++n) {
         const auto& versions = state_.models[m].versions;
         const bool removal = n == kSearchVersions;
@@ -267,7 +282,8 @@ class Steps {
       FlipSwap();
       return;
     }
-    if (!rules_.swaps || !quiet_ || unloads_ > 0 || loading_ > 0 || state_.in_doubt) return;
+    if (!bounds_.swaps || !at_rest_) return;
+    if (!bounds_.crowded && (unloads_ > 0 || loading_ > 0 || state_.in_doubt)) return;
     const auto usable = [&](int m, int n) {
       const SearchVersion& v = state_.models[m].versions[n];
       return v.known && !v.label && v.tracks.health != Health::kSuspect &&
@@ -335,6 +351,8 @@ class Steps {
 
   const SearchState& state_;
   const SearchRules& rules_;
+  const SearchBounds& bounds_ = rules_.bounds;
+  const int most_troubles_ = std::max(1, bounds_.troubles);
   const absl::FunctionRef<void(const SearchStep&)> take_;
   SearchState copy_;  // For the facts only.
   const SearchDaemon looking_;
@@ -343,10 +361,12 @@ class Steps {
   int flawed_ = 0;
   int loading_ = 0;
   int failed_ = 0;
+  int cancelled_ = 0;  // Loads that have not come to rest.
   int draining_ = 0;
   int unloads_ = 0;
-  int doubts_ = 0;     // About what the disk has.
-  bool quiet_ = true;  // No label moves, and no swap is under way.
+  int doubts_ = 0;       // About what the disk has.
+  bool at_rest_ = true;  // No label moves, and no swap is under way.
+  bool quiet_ = true;    // Then things may begin.
 };
 
 }  // namespace
