@@ -113,8 +113,8 @@ class Os {
   virtual absl::Status SetIoPriority(absl::string_view io_class) = 0;
 
   // The calling thread gives way to every other thread of the machine from now on: nice is 10 more
-  // than the process's, it never preempts, and its turns are the shortest there are. Without rights this cannot be taken back, so it is
-  // for threads that do nothing else.
+  // than the process's, it never preempts, and its turns are the shortest there are. Without rights
+  // this cannot be taken back, so it is for threads that do nothing else.
   virtual absl::Status MakeThreadBackground() = 0;
   // How long the calling thread has had a core.
   virtual absl::Duration ThreadCpuTime() = 0;
