@@ -67,6 +67,14 @@ Result<UniqueFd> ConnectSeqpacket(const std::string& path) {
   return socket;
 }
 
+Result<std::pair<UniqueFd, UniqueFd>> MakeSeqpacketPair() {
+  std::array<int, 2> ends{};
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends.data()) != 0) {
+    return ErrnoError(errno, "make a pair of sockets");
+  }
+  return std::pair(UniqueFd(ends[0]), UniqueFd(ends[1]));
+}
+
 Result<void> SendFrame(const UniqueFd& socket, std::span<const std::byte> head,
                        std::span<const std::byte> tail, std::span<const UniqueFd* const> fds) {
   if (fds.size() > abi::kMaxFdsPerFrame) {

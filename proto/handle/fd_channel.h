@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "proto/abi/handle_frame.h"
@@ -22,6 +23,9 @@ using SteadyTime = std::chrono::steady_clock::time_point;
 // Connects to the daemon's handles.sock. Does not retry.
 //   NOT_FOUND no socket there;  UNAVAILABLE nobody listens;  PERMISSION_DENIED
 Result<UniqueFd> ConnectSeqpacket(const std::string& path);
+
+// Two connected ends, for a child process.
+Result<std::pair<UniqueFd, UniqueFd>> MakeSeqpacketPair();
 
 // Sends one frame made of `head` and `tail`. `fds` are lent.
 //   RESOURCE_EXHAUSTED  the peer's buffer is full (try again when writable)

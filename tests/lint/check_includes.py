@@ -18,7 +18,7 @@ LAYERS = {
     "proto/modelhost": [],  # generated messages and stubs
     "proto/abi": [],
     "proto/handle": ["proto/abi"],
-    "proto/cuda": [],
+    "proto/cuda": ["proto/handle"],
     "client/include": [],
     "daemon/format": ["proto/abi"],
     "daemon/indexer": ["proto/handle", "daemon/format"],

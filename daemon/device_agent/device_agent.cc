@@ -1,0 +1,232 @@
+#include "daemon/device_agent/device_agent.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "daemon/device_agent/device_mode.h"
+#include "daemon/platform/errno_status.h"
+#include "proto/handle/region.h"
+
+namespace modelhost {
+namespace {
+
+constexpr absl::Duration kEndPatience = absl::Milliseconds(500);
+
+std::string AgentText(const char* text, size_t most) { return {text, ::strnlen(text, most)}; }
+
+DeviceInfo InfoOf(const agent::DeviceRecord& record) {
+  DeviceInfo info;
+  info.uuid = AgentText(record.uuid, sizeof(record.uuid));
+  info.name = AgentText(record.name, sizeof(record.name));
+  info.driver_version = record.driver_version;
+  info.total_bytes = record.total_bytes;
+  return info;
+}
+
+// The copies, for the agent to map.
+absl::StatusOr<SealedRegion> MakePlan(const std::vector<DeviceCopy>& copies) {
+  auto region = WritableRegion::Create("modelhost:device-plan",
+                                       copies.size() * sizeof(agent::UploadItem), HugePages::kOff);
+  if (!region.ok()) return ToStatus(region.error());
+  for (size_t i = 0; i < copies.size(); ++i) {
+    const agent::UploadItem item{copies[i].device_offset, copies[i].bytes, copies[i].source_offset,
+                                 copies[i].source, 0};
+    std::memcpy(region->bytes().data() + i * sizeof(item), &item, sizeof(item));
+  }
+  return ToStatusOr(std::move(*region).Seal());
+}
+
+}  // namespace
+
+DeviceAgent::DeviceAgent(const UniqueFd& program, Clock& clock, std::string uuid,
+                         DeviceAgentOptions options)
+    : program_(program), clock_(clock), uuid_(std::move(uuid)), options_(std::move(options)) {}
+
+DeviceAgent::~DeviceAgent() = default;
+
+absl::StatusOr<DeviceAgent::Running> DeviceAgent::Start(const UniqueFd& program,
+                                                        const DeviceAgentOptions& options) {
+  auto ends = MakeSeqpacketPair();
+  if (!ends.ok()) return ToStatus(ends.error());
+  auto child = ChildProcess::Start(
+      program, {.name = "modelhostd", .arguments = options.arguments, .keep_environment = true},
+      {&ends->second});
+  if (!child.ok()) return child.status();
+  return Running{*std::move(child), AgentLink(std::move(ends->first))};
+}
+
+absl::StatusOr<std::vector<DeviceInfo>> DeviceAgent::List(const UniqueFd& program, Clock& clock,
+                                                          const DeviceAgentOptions& options) {
+  (void)clock;
+  auto running = Start(program, options);
+  if (!running.ok()) return running.status();
+  std::vector<DeviceInfo> devices;
+  for (uint32_t index = 0;; ++index) {
+    agent::Request request{};
+    request.index = index;
+    const auto answer = running->link.Ask(agent::Frame::kList, request, {},
+                                          absl::ToChronoMilliseconds(options.stall));
+    if (!answer.ok()) return ToStatus(answer.error(), "look for GPUs");
+    const agent::Reply& reply = answer->reply;
+    if (reply.devices == 0) {
+      return absl::UnavailableError(AgentText(reply.text, sizeof(reply.text)));
+    }
+    if (index >= reply.devices) return devices;
+    devices.push_back(InfoOf(reply.device));
+  }
+}
+
+agent::Request DeviceAgent::NewRequest() const {
+  agent::Request request{};
+  request.allow_registered = options_.allow_registered ? 1 : 0;
+  request.ring_bytes = options_.ring_bytes;
+  request.threads = options_.threads;
+  std::memcpy(request.uuid, uuid_.data(), std::min(uuid_.size(), sizeof(request.uuid) - 1));
+  return request;
+}
+
+absl::StatusOr<AgentAnswer> DeviceAgent::Ask(agent::Frame frame, const agent::Request& request,
+                                             const std::vector<const UniqueFd*>& fds,
+                                             const Progress& progress) {
+  auto answer =
+      running_->link.Ask(frame, request, fds, absl::ToChronoMilliseconds(options_.stall), progress);
+  if (!running_->link.broken()) {
+    if (!answer.ok()) return ToStatus(answer.error(), uuid_);
+    return *std::move(answer);
+  }
+  // How it ended says more than that it did.
+  std::string how;
+  if (!answer.ok() && answer.error().code == Code::kUnavailable) {
+    const auto end = running_->child.Wait(clock_, kEndPatience, [] { return true; });
+    if (end.ok()) {
+      how = absl::StrCat(" (", end->signalled ? "signal " : "status ", end->code, ")");
+    }
+  }
+  running_->child.Kill();
+  late_.Keep(std::move(running_->child));
+  running_.reset();
+  if (!answer.ok())
+    return ToStatus(Error{answer.error().code, answer.error().text + how, 0}, uuid_);
+  return *std::move(answer);
+}
+
+absl::Status DeviceAgent::Ready() {
+  if (running_.has_value()) return absl::OkStatus();
+  (void)late_.Reap();
+  auto started = Start(program_, options_);
+  if (!started.ok()) return started.status();
+  running_.emplace(*std::move(started));
+  ++incarnation_;
+  const auto answer = Ask(agent::Frame::kOpen, NewRequest(), {}, nullptr);
+  if (!answer.ok()) {
+    running_.reset();
+    return answer.status();
+  }
+  const agent::DeviceRecord& record = answer->reply.device;
+  const auto mode = static_cast<DeviceMode>(record.mode);
+  report_ = DeviceReport{.info = InfoOf(record),
+                         .mode = DeviceModeName(mode),
+                         .reason = AgentText(record.reason, sizeof(record.reason)),
+                         .limits = DeviceModeLimits(mode),
+                         .granularity = record.granularity};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<DeviceReport> DeviceAgent::Report() {
+  const absl::MutexLock lock(&mutex_);
+  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  return *report_;
+}
+
+absl::StatusOr<DeviceSegment> DeviceAgent::Create(uint64_t bytes) {
+  const absl::MutexLock lock(&mutex_);
+  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  agent::Request request = NewRequest();
+  request.bytes = bytes;
+  auto answer = Ask(agent::Frame::kCreate, request, {}, nullptr);
+  if (!answer.ok()) return answer.status();
+  DeviceSegment segment;
+  segment.bytes = bytes;
+  segment.id = answer->reply.segment;
+  segment.incarnation = incarnation_;
+  std::memcpy(segment.handle.data(), answer->reply.ipc, segment.handle.size());
+  if (!answer->fds.empty()) segment.fd = std::move(answer->fds.front());
+  if (!segment.fd.valid() && segment.id == 0) {
+    return absl::InternalError(absl::StrCat(uuid_, ": the agent made a segment and gave nothing"));
+  }
+  return segment;
+}
+
+absl::Status DeviceAgent::CheckHeld(const DeviceSegment& segment) {
+  if (segment.fd.valid() || segment.incarnation == incarnation_) return absl::OkStatus();
+  return absl::NotFoundError(
+      absl::StrCat(uuid_, ": the segment was lost with the agent that held it (load it again)"));
+}
+
+absl::StatusOr<uint64_t> DeviceAgent::Upload(const DeviceSegment& segment,
+                                             const std::vector<DeviceCopy>& copies,
+                                             const std::vector<const UniqueFd*>& sources,
+                                             bool direct, const Progress& progress) {
+  if (sources.size() > agent::kMaxSources || copies.size() > agent::kMaxItems) {
+    return absl::InvalidArgumentError(absl::StrCat(uuid_, ": an upload of ", copies.size(),
+                                                   " pieces from ", sources.size(), " files"));
+  }
+  const auto plan = MakePlan(copies);
+  if (!plan.ok()) return plan.status();
+  const absl::MutexLock lock(&mutex_);
+  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  if (const absl::Status held = CheckHeld(segment); !held.ok()) return held;
+  agent::Request request = NewRequest();
+  request.bytes = segment.bytes;
+  request.segment = segment.id;
+  request.items = copies.size();
+  request.direct = direct ? 1 : 0;
+  std::vector<const UniqueFd*> fds;
+  if (segment.fd.valid()) fds.push_back(&segment.fd);
+  fds.push_back(&plan->fd);
+  fds.insert(fds.end(), sources.begin(), sources.end());
+  const auto answer = Ask(agent::Frame::kUpload, request, fds, progress);
+  if (!answer.ok()) return answer.status();
+  return answer->reply.checksum;
+}
+
+absl::Status DeviceAgent::Verify(const DeviceSegment& segment, uint64_t checksum,
+                                 const Progress& progress) {
+  const absl::MutexLock lock(&mutex_);
+  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  if (const absl::Status held = CheckHeld(segment); !held.ok()) return held;
+  agent::Request request = NewRequest();
+  request.bytes = segment.bytes;
+  request.segment = segment.id;
+  request.expected = checksum;
+  std::vector<const UniqueFd*> fds;
+  if (segment.fd.valid()) fds.push_back(&segment.fd);
+  return Ask(agent::Frame::kVerify, request, fds, progress).status();
+}
+
+absl::Status DeviceAgent::Release(const DeviceSegment& segment) {
+  const absl::MutexLock lock(&mutex_);
+  if (segment.fd.valid() || !running_.has_value() || segment.incarnation != incarnation_) {
+    return absl::OkStatus();
+  }
+  agent::Request request = NewRequest();
+  request.segment = segment.id;
+  return Ask(agent::Frame::kRelease, request, {}, nullptr).status();
+}
+
+absl::StatusOr<DeviceMemoryUse> DeviceAgent::Memory() {
+  const absl::MutexLock lock(&mutex_);
+  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  const auto answer = Ask(agent::Frame::kMemory, NewRequest(), {}, nullptr);
+  if (!answer.ok()) return answer.status();
+  return DeviceMemoryUse{answer->reply.free_bytes, answer->reply.total_bytes};
+}
+
+uint64_t DeviceAgent::incarnation() const {
+  const absl::MutexLock lock(&mutex_);
+  return incarnation_;
+}
+
+}  // namespace modelhost
