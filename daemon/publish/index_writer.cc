@@ -407,7 +407,8 @@ absl::StatusOr<SealedRegion> Layout::Write() {
 }  // namespace
 
 absl::StatusOr<SealedRegion> IndexWriter::Build(const ResidentVersion& version,
-                                                const std::vector<ComponentIndex>& components) {
+                                                const std::vector<ComponentIndex>& components,
+                                                const DevicePlan& /*plan*/) {
   return Layout(version, components).Build();
 }
 

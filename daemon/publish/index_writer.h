@@ -20,7 +20,8 @@ namespace modelhost {
 class IndexWriter final : public IndexBuilder {
  public:
   absl::StatusOr<SealedRegion> Build(const ResidentVersion& version,
-                                     const std::vector<ComponentIndex>& components) override;
+                                     const std::vector<ComponentIndex>& components,
+                                     const DevicePlan& plan) override;
 };
 
 }  // namespace modelhost

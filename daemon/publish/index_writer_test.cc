@@ -130,7 +130,7 @@ class IndexWriterTest : public ::testing::Test {
 
   absl::StatusOr<SealedRegion> Build() {
     version_.manifest = manifest_;
-    return IndexWriter().Build(version_, components_);
+    return IndexWriter().Build(version_, components_, {});
   }
   SealedRegion MustBuild() {
     auto built = Build();

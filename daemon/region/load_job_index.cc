@@ -81,7 +81,7 @@ absl::Status LoadJob::MakeIndex(ResidentVersion& version) {
   if (cancel_->cancelled()) return Cancelled();
   if (!contents.ok()) return contents.status();
   version.eager = std::move(contents->eager);
-  auto index = loader_.index_builder_.Build(version, contents->components);
+  auto index = loader_.index_builder_.Build(version, contents->components, DevicePlan{});
   if (!index.ok()) return AtPath(index.status(), dir_);
   version.index = *std::move(index);
   version.format = contents->format;

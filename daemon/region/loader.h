@@ -21,6 +21,7 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
 #include "daemon/region/contents_indexer.h"
+#include "daemon/region/device_plan.h"
 #include "daemon/region/load_pacer.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/region/parking.h"
@@ -49,8 +50,10 @@ class IndexBuilder {
  public:
   virtual ~IndexBuilder() = default;
   // `version` has everything but index, format, tensor counts and report filled in.
+  // `plan` says which tensors are on GPUs, and where.
   virtual absl::StatusOr<SealedRegion> Build(const ResidentVersion& version,
-                                             const std::vector<ComponentIndex>& components) = 0;
+                                             const std::vector<ComponentIndex>& components,
+                                             const DevicePlan& plan) = 0;
 };
 
 struct LoaderOptions {

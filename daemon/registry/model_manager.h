@@ -51,6 +51,9 @@ struct AcquireRef {
   std::string label;     // Empty with a fixed version.
   uint64_t version = 0;  // 0: by label.
   Digest digest;         // All zero: any.
+  enum class Device : uint8_t { kNone, kIfAny, kRequired };
+  Device device = Device::kNone;
+  std::string gpu = {};  // UUID of the GPU that a copy is wanted on.
 };
 
 struct Grant {
@@ -60,6 +63,8 @@ struct Grant {
   uint64_t generation = 0;  // 0 for a fixed version.
   uint32_t slot = 0;        // abi::kNoSlot for a fixed version.
   std::shared_ptr<const ResidentVersion> resident;
+  // Null: no device memory goes along. Lives in `resident`.
+  const DeviceImage* device = nullptr;
 };
 
 struct SwapTarget {

@@ -34,7 +34,7 @@ absl::Status ReadDevice(const TomlField& field, ModelPolicy& policy) {
     auto text = field.String();
     if (!text.ok()) return text.status();
     if (*text == "none") {
-      policy.device = *std::move(text);
+      policy.device = DevicePolicy{};
       return absl::OkStatus();
     }
     known = *text == "all" || absl::StartsWith(*text, "GPU-");

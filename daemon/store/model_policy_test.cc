@@ -35,7 +35,7 @@ drain_timeout = "90s"
   ASSERT_TRUE(policy.ok()) << policy.status();
   EXPECT_EQ(policy->residency, Residency::kSealed);
   EXPECT_EQ(policy->huge_pages_auto, false);
-  EXPECT_EQ(policy->device, "none");
+  EXPECT_EQ(policy->device, DevicePolicy{});
   EXPECT_EQ(policy->required, true);
   EXPECT_EQ(policy->keep_previous, absl::Minutes(90));
   EXPECT_EQ(policy->keep_on_disk, 3);
