@@ -15,6 +15,9 @@ constexpr std::chrono::milliseconds kAskInterval{50};
 Result<AgentAnswer> AgentLink::Ask(agent::Frame frame, agent::Request request,
                                    std::span<const UniqueFd* const> fds,
                                    std::chrono::milliseconds stall, const Progress& progress) {
+  if (progress && !progress(0)) {
+    return Error{Code::kCancelled, "it was cancelled before the device agent was asked", 0};
+  }
   const uint32_t id = next_request_++;
   request.header = MakeHeader(static_cast<abi::FrameType>(frame), sizeof(request), id, fds.size());
   const auto broken = [&](Code code, std::string why) {

@@ -28,7 +28,7 @@ class AgentLink {
   using Progress = std::function<bool(uint64_t done)>;
 
   // One request and its reply. `stall`: how long the agent may be without any sign of progress.
-  // Progress is asked every 50 ms or so also when nothing comes.
+  // Progress is asked before anything is sent, and every 50 ms or so also when nothing comes.
   //   the reply's own error
   //   UNAVAILABLE        the agent has ended
   //   DEADLINE_EXCEEDED  no sign of life for `stall`: it hangs

@@ -30,6 +30,7 @@ constexpr std::chrono::seconds kKeepContext{10};
 constexpr std::chrono::seconds kIdleWait{60};
 constexpr std::chrono::milliseconds kProgressEvery{200};
 constexpr std::chrono::seconds kReplyPatience{10};
+constexpr uint64_t kGlanceBytes = 64;
 
 template <size_t kBytes>
 void SetText(char (&to)[kBytes], std::string_view text) {
@@ -65,6 +66,7 @@ class Server {
   Result<void> Create(const Request& request, Reply& reply, std::vector<UniqueFd>& out);
   Result<void> Fill(const Request& request, std::vector<UniqueFd> fds, Reply& reply);
   Result<void> Verify(const Request& request, const std::vector<UniqueFd>& fds, Reply& reply);
+  Result<void> Check(const Request& request, const std::vector<UniqueFd>& fds);
   Result<void> Memory(Reply& reply);
 
   Result<void> Begin();
@@ -272,6 +274,29 @@ Result<void> Server::Verify(const Request& request, const std::vector<UniqueFd>&
   return {};
 }
 
+Result<void> Server::Check(const Request& request, const std::vector<UniqueFd>& fds) {
+  if (auto begun = Begin(); !begun.ok()) return begun;
+  std::optional<cuda::ImportedSegment> hold;
+  const auto at = Reach(request, fds, cuda::Access::kRead, hold);
+  Result<void> good = at.ok() ? Result<void>() : Result<void>(at.error());
+  const uint64_t bytes = std::min(request.bytes, kGlanceBytes);
+  for (const uint64_t offset : {uint64_t{0}, request.bytes - bytes}) {
+    if (!good.ok()) break;
+    std::array<std::byte, kGlanceBytes> glance;
+    good =
+        load_.driver->Check(load_.driver->call().cuMemcpyDtoH(glance.data(), *at + offset, bytes),
+                            "read device memory at offset " + std::to_string(offset));
+  }
+  if (good.ok() || good.error().code == Code::kUnavailable ||
+      good.error().code == Code::kResourceExhausted) {
+    return good;
+  }
+  // The driver answers: is it the segment or the context?
+  const cuda::Rc rc = load_.driver->call().cuCtxSynchronize();
+  if (rc != cuda::Rc::kSuccess) return load_.driver->ToError(rc, "the context");
+  return Error{Code::kDataLoss, "the segment is no longer there: " + good.error().text, 0};
+}
+
 Result<void> Server::Memory(Reply& reply) {
   if (auto begun = Begin(); !begun.ok()) return begun;
   const auto memory = cuda::MemoryInfo(*load_.driver);
@@ -294,6 +319,8 @@ Result<void> Server::Answer(const Request& request, Frame frame, std::vector<Uni
       return Fill(request, std::move(fds), reply);
     case Frame::kVerify:
       return Verify(request, fds, reply);
+    case Frame::kCheck:
+      return Check(request, fds);
     case Frame::kRelease:
       legacy_.erase(request.segment);
       return {};

@@ -21,6 +21,7 @@ enum class Frame : uint16_t {
   kRelease,       // cuda_ipc: `segment` is no longer needed.
   kMemory,        // Free and total bytes of the device.
   kCancel,        // While an upload runs. It has no reply of its own.
+  kCheck,         // +segment (vmm_fd): whether it can still be imported and read at its ends.
   kReply = 0x181,
   kProgress,
 };

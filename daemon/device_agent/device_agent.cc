@@ -206,6 +206,23 @@ absl::Status DeviceAgent::Verify(const DeviceSegment& segment, uint64_t checksum
   return Ask(agent::Frame::kVerify, request, fds, progress).status();
 }
 
+absl::Status DeviceAgent::Check(const DeviceSegment& segment) {
+  const absl::MutexLock lock(&mutex_);
+  if (const absl::Status ready = Ready(); !ready.ok()) {
+    // Other GPUs are left, this one is not.
+    return absl::IsNotFound(ready) ? absl::UnavailableError(ready.message()) : ready;
+  }
+  if (const absl::Status held = CheckHeld(segment); !held.ok()) {
+    return absl::DataLossError(held.message());
+  }
+  agent::Request request = NewRequest();
+  request.bytes = segment.bytes;
+  request.segment = segment.id;
+  std::vector<const UniqueFd*> fds;
+  if (segment.fd.valid()) fds.push_back(&segment.fd);
+  return Ask(agent::Frame::kCheck, request, fds, nullptr).status();
+}
+
 absl::Status DeviceAgent::Release(const DeviceSegment& segment) {
   const absl::MutexLock lock(&mutex_);
   if (segment.fd.valid() || !running_.has_value() || segment.incarnation != incarnation_) {

@@ -45,6 +45,7 @@ class DeviceAgent final : public DeviceMemoryService {
                                   const Progress& progress) override;
   absl::Status Verify(const DeviceSegment& segment, uint64_t checksum,
                       const Progress& progress) override;
+  absl::Status Check(const DeviceSegment& segment) override;
   absl::Status Release(const DeviceSegment& segment) override;
   absl::StatusOr<DeviceMemoryUse> Memory() override;
 

@@ -227,6 +227,54 @@ TEST_F(DeviceAgentTest, AnAgentThatHangsIsKilledAndTheNextOneServes) {
   EXPECT_EQ(Load(*agent, false), absl::OkStatus());
 }
 
+TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
+  struct Case {
+    const char* fail;
+    absl::StatusCode code;
+    uint64_t processes;
+  };
+  // The self-test imports, maps and reads before: twice, twice, once.
+  for (const Case& one :
+       {Case{"cuInit:9:1", absl::StatusCode::kOk, 1},
+        Case{"cuMemcpyDtoH:2:stick", absl::StatusCode::kUnavailable, 2},
+        Case{"cuMemcpyDtoH:3:kill", absl::StatusCode::kUnavailable, 2},
+        Case{"cuMemcpyDtoH:3:1", absl::StatusCode::kDataLoss, 1},
+        Case{"cuMemImportFromShareableHandle:3:1", absl::StatusCode::kDataLoss, 1},
+        Case{"cuMemImportFromShareableHandle:3:stick", absl::StatusCode::kUnavailable, 2},
+        Case{"cuMemImportFromShareableHandle:3:kill", absl::StatusCode::kUnavailable, 2},
+        Case{"cuMemMap:3:2", absl::StatusCode::kResourceExhausted, 1}}) {
+    SCOPED_TRACE(one.fail);
+    ::setenv("FAKECUDA_FAIL", one.fail, 1);
+    const auto agent = Agent(Options());
+    const auto segment = agent->Create(8 * kMiB);
+    ::unsetenv("FAKECUDA_FAIL");
+    ASSERT_TRUE(segment.ok()) << segment.status();
+    EXPECT_EQ(agent->Check(*segment).code(), one.code);
+    EXPECT_EQ(agent->Check(*segment), absl::OkStatus());
+    EXPECT_EQ(agent->incarnation(), one.processes);
+  }
+  const auto agent = Agent(Options());
+  const auto segment = agent->Create(8 * kMiB);
+  ASSERT_TRUE(segment.ok()) << segment.status();
+  // A descriptor behind which nothing is, as after a reset.
+  ASSERT_EQ(::ftruncate(segment->fd.get(), 0), 0);
+  const absl::Status gone = agent->Check(*segment);
+  EXPECT_TRUE(absl::IsDataLoss(gone)) << gone;
+  EXPECT_THAT(gone.message(), HasSubstr("the segment is no longer there: import a descriptor"));
+  EXPECT_EQ(agent->incarnation(), 1);
+}
+
+TEST_F(DeviceAgentTest, AGpuThatIsNotSeenAnyMoreIsUnavailable) {
+  const auto agent = Agent(Options());
+  const auto segment = agent->Create(2 * kMiB);
+  ASSERT_TRUE(segment.ok()) << segment.status();
+  Set("FAKECUDA_DEVICES", "2");
+  Set("CUDA_VISIBLE_DEVICES", "1");
+  EXPECT_TRUE(absl::IsUnavailable(Agent(Options())->Check(*segment)));
+  Set("CUDA_VISIBLE_DEVICES", "7");
+  EXPECT_TRUE(absl::IsUnavailable(Agent(Options())->Check(*segment)));
+}
+
 TEST_F(DeviceAgentTest, LegacyMemoryIsLostWithItsAgent) {
   const auto agent = Agent(Options(FAKECUDA_OLD_PATH));
   const auto segment = agent->Create(8 * kMiB);
@@ -241,6 +289,8 @@ TEST_F(DeviceAgentTest, LegacyMemoryIsLostWithItsAgent) {
   lost.id = 1;
   lost.incarnation = 1;
   ASSERT_TRUE(fresh->Report().ok());
+  EXPECT_TRUE(absl::IsDataLoss(fresh->Check(lost)));
+  EXPECT_EQ(agent->Check(*segment), absl::OkStatus());
   EXPECT_TRUE(absl::IsNotFound(fresh->Verify(lost, 0, [](uint64_t) { return true; })));
   EXPECT_EQ(agent->Release(*segment), absl::OkStatus());
 }
