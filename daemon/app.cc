@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/config_reload.h"
+#include "daemon/device_agent/agent_finder.h"
 #include "daemon/observe/http_endpoint.h"
 #include "daemon/observe/log_observer.h"
 #include "daemon/observe/metrics.h"
@@ -33,6 +34,7 @@
 #include "daemon/publish/catalogue_writer.h"
 #include "daemon/publish/handle_broker.h"
 #include "daemon/publish/index_writer.h"
+#include "daemon/region/device_tier.h"
 #include "daemon/region/loader.h"
 #include "daemon/registry/model_manager.h"
 #include "daemon/runtime_dir.h"
@@ -81,6 +83,7 @@ struct App::Impl : public Observer {
   absl::Status Build();
   absl::StatusOr<std::unique_ptr<ContentsIndexer>> MakeIndexer();
   absl::StatusOr<UniqueFd> OpenIndexer();
+  void MakeDevices();
   absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
   void AcceptControl();
   void TellOfShortage(const std::string& socket, const absl::Status& why);
@@ -91,6 +94,7 @@ struct App::Impl : public Observer {
   void FeedWatchdog();
   void RefreshWatches();
   std::string StatusLine() const;
+  void TellOfDevices();
 
   void OnReady(bool ready) override;
   void OnScan(uint64_t added, uint64_t invalid) override;
@@ -112,6 +116,8 @@ struct App::Impl : public Observer {
   std::unique_ptr<Publisher> publisher;
   std::unique_ptr<BudgetPool> host;
   std::unique_ptr<BudgetPool> memlock;
+  std::unique_ptr<AgentFinder> gpu_finder;
+  std::unique_ptr<DeviceTier> devices;  // Outlives every copy on a GPU.
   SystemdFdStore fd_store;
   RestoredMemory restored;
   std::unique_ptr<Parking> parking;  // Null without an fd store. Outlives what it parked.
@@ -190,6 +196,25 @@ absl::StatusOr<UniqueFd> App::Impl::OpenIndexer() {
   return absl::NotFoundError(absl::StrCat(kIndexerName, ": not in ", looked_in));
 }
 
+// The GPUs are looked for in the background: what stays on the host does not wait for a driver.
+void App::Impl::MakeDevices() {
+  const Config::Device& config = options.config.device;
+  DeviceAgentOptions agent_options;
+  agent_options.ring_bytes = config.pinned_ring_bytes;
+  agent_options.threads = static_cast<uint32_t>(config.threads);
+  agent_options.allow_registered = config.allow_registered;
+  agent_options.stall = config.stall_timeout;
+  gpu_finder = std::make_unique<AgentFinder>(std::move(options.program), clock, agent_options);
+  DeviceTierOptions tier_options;
+  tier_options.enabled = config.enabled;
+  tier_options.budget_bytes = config.budget_bytes;
+  if (config.segment_bytes > 0) tier_options.segment_bytes = config.segment_bytes;
+  tier_options.ring_bytes = config.pinned_ring_bytes;
+  tier_options.discovery = config.stall_timeout;
+  devices = std::make_unique<DeviceTier>(*gpu_finder, clock, *host, tier_options);
+  loader->UseDevices(*devices);
+}
+
 absl::Status App::Impl::Build() {
   const Config& config = options.config;
   const uint32_t uid = ::geteuid();
@@ -258,6 +283,7 @@ absl::Status App::Impl::Build() {
     parking = std::make_unique<Parking>(os, fd_store, state.dir, parking_options);
     loader->UseFdStore(*parking, restored);
   }
+  MakeDevices();
   load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads, in_background);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
@@ -277,6 +303,7 @@ absl::Status App::Impl::Build() {
   manager_options.retry.most = config.load.retries;
   manager_options.max_leases_per_uid = config.access.max_leases_per_uid;
   manager_options.admission_timeout = config.load.admission_timeout;
+  manager_options.device_check_interval = config.device.check_interval;
   BrokerOptions broker_options;
   broker_options.max_connections_per_uid = std::min<size_t>(broker_options.max_connections_per_uid,
                                                             config.access.max_connections_per_uid);
@@ -284,7 +311,7 @@ absl::Status App::Impl::Build() {
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
                          *verified, *host, *memlock, *catalogue, state.dir, *access, machine,
-                         parking.get(), parking == nullptr ? nullptr : &restored},
+                         parking.get(), parking == nullptr ? nullptr : &restored, devices.get()},
       manager_options, *labels);
   broker_options.on_accept_pause = [this](const absl::Status& why) {
     TellOfShortage("handles", why);
@@ -326,8 +353,6 @@ absl::Status App::Impl::Build() {
   info.runtime_dir = options.runtime_dir;
   info.metrics_address = metrics_address;
   info.pid = ::getpid();
-  info.device_reason =
-      config.device.enabled ? "this build has no device tier" : "switched off in the configuration";
   info.read_groups = config.access.read_groups;
   info.admin_groups = config.access.admin_groups;
   ControlServer::Interceptors interceptors;
@@ -377,6 +402,10 @@ absl::Status App::Impl::Build() {
     restored.Take(os, fd_store, state.dir, std::exchange(options.inherited.stored, {}));
   }
   FaultPoint("start.serving");
+  pool->Post([this] {
+    devices->Discover();
+    loop->Post([this] { TellOfDevices(); });
+  });
   manager->Start();
   FeedWatchdog();
   AskForTime();
@@ -541,6 +570,22 @@ void App::Impl::AskForTime() {
   if (told_ready || stopping) return;
   NotifyExtendTimeout(kStartTime);
   loop->PostDelayed(kStartTimeInterval, [this] { AskForTime(); });
+}
+
+void App::Impl::TellOfDevices() {
+  const DeviceTierSnapshot found = devices->Snapshot();
+  if (found.gpus.empty()) {
+    logger.Write(LogLevel::kInfo, LogLine("host_only").Add("reason", found.reason));
+  }
+  for (const DeviceTierSnapshot::Gpu& gpu : found.gpus) {
+    LogLine line("gpu");
+    line.Add("uuid", gpu.report.info.uuid)
+        .Add("name", gpu.report.info.name)
+        .Add("mode", abi::DeviceModeName(gpu.mode))
+        .Add("reason", gpu.usable ? gpu.report.reason : gpu.problem)
+        .Add("budget_bytes", gpu.limit_bytes);
+    logger.Write(gpu.usable ? LogLevel::kInfo : LogLevel::kWarning, line);
+  }
 }
 
 void App::Impl::OnScan(uint64_t /*added*/, uint64_t /*invalid*/) { RefreshWatches(); }
