@@ -121,7 +121,8 @@ TEST_F(HandleBrokerTest, ThreeHundredRegionsComeInSeveralFrames) {
 Bytes DeviceAcquireBytes(uint32_t flags) {
   Bytes frame = AcquireBytes({LabelRef("planner")}, 1, flags | abi::kAcquireWait);
   abi::DeviceWant want{};
-  std::strcpy(want.gpu, "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427");
+  const std::string gpu = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427";
+  gpu.copy(want.gpu, sizeof(want.gpu) - 1);
   frame.insert(frame.end(), AsBytes(want).begin(), AsBytes(want).end());
   const auto size = static_cast<uint32_t>(frame.size());
   std::memcpy(frame.data() + offsetof(abi::FrameHeader, bytes), &size, sizeof(size));
