@@ -195,7 +195,7 @@ grpc::Status WorkerService::GetIndex(grpc::ServerContext* context,
             found->version.key.ToString(), "`)")),
         about);
   }
-  const auto index = IndexTables::Map(found->version.resident->index);
+  const auto index = FlatIndex::Map(found->version.resident->index);
   found->version.resident.reset();  // The reader may be slow; the weights need not wait for it.
   if (!index.ok()) return ToGrpcStatus(index.status(), about);
   IndexPages pages(*index, request->page_tensors());
