@@ -76,8 +76,8 @@ class WorkerService::Stream final
     Tell([](WorkerSession& session) { session.OnCancel(); });
   }
   void OnDone() override {
-    { absl::MutexLock lock(&mutex_); }
-    delete this;
+    const std::unique_ptr<Stream> self(this);
+    absl::MutexLock lock(&self->mutex_);  // What came before comes before its end.
   }
 
   template <typename Call>
@@ -98,7 +98,8 @@ class WorkerService::Stream final
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* WorkerService::Session(
     grpc::CallbackServerContext* context) {
-  auto* stream = new Stream(deps_.loop, deps_.sessions, next_key_++);  // Deletes itself.
+  // Its own owner, until OnDone.
+  Stream* stream = std::make_unique<Stream>(deps_.loop, deps_.sessions, next_key_++).release();
   auto peer = deps_.admission.PeerOf(*context, "Session");
   deps_.loop.Post([this, context, stream, peer = std::move(peer)] {
     if (peer.ok()) {
