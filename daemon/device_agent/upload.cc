@@ -50,21 +50,6 @@ uint64_t Total(const std::vector<uint64_t>& sums) {
 
 }  // namespace
 
-Result<void> CheckPlan(std::span<const agent::UploadItem> items, size_t sources, uint64_t bytes) {
-  uint64_t end = 0;
-  for (size_t i = 0; i < items.size(); ++i) {
-    const agent::UploadItem& item = items[i];
-    if (item.bytes == 0 || item.source >= sources || item.device_offset < end ||
-        item.device_offset > bytes || item.bytes > bytes - item.device_offset ||
-        item.source_offset > static_cast<uint64_t>(INT64_MAX) - item.bytes) {
-      return Error{Code::kInvalidArgument,
-                   "item " + std::to_string(i) + " of the upload does not fit its segment", 0};
-    }
-    end = item.device_offset + item.bytes;
-  }
-  return {};
-}
-
 Result<std::unique_ptr<UploadRing>> UploadRing::Create(const cuda::Driver& driver,
                                                        const cuda::PrimaryContext& context,
                                                        uint64_t ring_bytes, uint32_t threads) {

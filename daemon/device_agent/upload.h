@@ -17,9 +17,6 @@
 
 namespace modelhost {
 
-// OK when items and sources fit a segment of `bytes`: sorted, apart, within 64 bits.
-Result<void> CheckPlan(std::span<const agent::UploadItem> items, size_t sources, uint64_t bytes);
-
 class UploadRing {
  public:
   static constexpr uint64_t kChunkBytes = uint64_t{16} << 20;

@@ -75,6 +75,13 @@ class DeviceMemoryService {
   // DATA_LOSS: the segment no longer has that checksum.
   virtual absl::Status Verify(const DeviceSegment& segment, uint64_t checksum,
                               const Progress& progress) = 0;
+  // Whether the segment is still there: imports it read-only and reads a few bytes at its start and
+  // its end. Cheap, and no verification: what it finds is a GPU that was lost or reset.
+  //   UNAVAILABLE         the device is gone, or the context of the process that was asked: ask
+  //                       again, another process answers
+  //   DATA_LOSS           the device is there, the segment is not
+  //   RESOURCE_EXHAUSTED  the device had no room for looking at it: nothing is known
+  virtual absl::Status Check(const DeviceSegment& segment) = 0;
   // cuda_ipc: the memory is freed. A descriptor is closed by its owner.
   virtual absl::Status Release(const DeviceSegment& segment) = 0;
   virtual absl::StatusOr<DeviceMemoryUse> Memory() = 0;

@@ -30,17 +30,17 @@ Result<void> NeedIpc(const Driver& driver) {
 
 }  // namespace
 
-void GiveBack(const DriverTable& call, StreamHandle stream) { (void)call.cuStreamDestroy(stream); }
-void GiveBack(const DriverTable& call, EventHandle event) { (void)call.cuEventDestroy(event); }
-void GiveBack(const DriverTable& call, ModuleHandle module) { (void)call.cuModuleUnload(module); }
-void GiveBack(const DriverTable& call, std::span<std::byte> pinned) {
-  (void)call.cuMemFreeHost(pinned.data());
+Rc GiveBack(const DriverTable& call, StreamHandle stream) { return call.cuStreamDestroy(stream); }
+Rc GiveBack(const DriverTable& call, EventHandle event) { return call.cuEventDestroy(event); }
+Rc GiveBack(const DriverTable& call, ModuleHandle module) { return call.cuModuleUnload(module); }
+Rc GiveBack(const DriverTable& call, std::span<std::byte> pinned) {
+  return call.cuMemFreeHost(pinned.data());
 }
-void GiveBack(const DriverTable& call, DeviceContext context) {
+Rc GiveBack(const DriverTable& call, DeviceContext context) {
   ContextHandle current = nullptr;
   const bool is_current =
       call.cuCtxGetCurrent(&current) == Rc::kSuccess && current == context.context;
-  (void)call.cuDevicePrimaryCtxRelease(context.device);
+  const Rc released = call.cuDevicePrimaryCtxRelease(context.device);
   uint32_t flags = 0;
   int active = 0;
   if (is_current &&
@@ -48,22 +48,23 @@ void GiveBack(const DriverTable& call, DeviceContext context) {
        active == 0)) {
     (void)call.cuCtxSetCurrent(nullptr);
   }
+  return released;
 }
-void GiveBackAllocation(const DriverTable& call, AllocationHandle allocation) {
-  (void)call.cuMemRelease(allocation);
+Rc GiveBackAllocation(const DriverTable& call, AllocationHandle allocation) {
+  return call.cuMemRelease(allocation);
 }
-void GiveBackReservation(const DriverTable& call, Range range) {
-  (void)call.cuMemAddressFree(range.at, range.bytes);
+Rc GiveBackReservation(const DriverTable& call, Range range) {
+  return call.cuMemAddressFree(range.at, range.bytes);
 }
-void GiveBackMapping(const DriverTable& call, Range range) {
-  (void)call.cuMemUnmap(range.at, range.bytes);
+Rc GiveBackMapping(const DriverTable& call, Range range) {
+  return call.cuMemUnmap(range.at, range.bytes);
 }
-void GiveBackMemory(const DriverTable& call, DevicePtr memory) { (void)call.cuMemFree(memory); }
-void GiveBackIpc(const DriverTable& call, DevicePtr memory) {
-  (void)call.cuIpcCloseMemHandle(memory);
+Rc GiveBackMemory(const DriverTable& call, DevicePtr memory) { return call.cuMemFree(memory); }
+Rc GiveBackIpc(const DriverTable& call, DevicePtr memory) {
+  return call.cuIpcCloseMemHandle(memory);
 }
-void GiveBackRegistration(const DriverTable& call, void* host) {
-  (void)call.cuMemHostUnregister(host);
+Rc GiveBackRegistration(const DriverTable& call, void* host) {
+  return call.cuMemHostUnregister(host);
 }
 
 Result<PrimaryContext> PrimaryContext::Retain(const Driver& driver, Device device) {
