@@ -44,6 +44,7 @@ class Programs:
         build = pathlib.Path(build).resolve()
         self.build = build
         self.bin, self.lib, self.stress = build / "bin", build / "lib", build / "stress"
+        self.fakecuda, self.device_worker = build / "tests/fakecuda", build / "tests/device_worker"
         self.scripts = HERE
         self._copy = None
         if AS_ROOT and not self._reachable():
@@ -58,6 +59,10 @@ class Programs:
             (copy / "lib").mkdir()
             for library in self.lib.glob("libmodelhost*.so*"):
                 shutil.copy2(library, copy / "lib", follow_symlinks=False)
+            if self.device_worker.exists():
+                shutil.copytree(self.fakecuda, copy / "fakecuda", symlinks=True)
+                shutil.copy2(self.device_worker, copy / "device_worker")
+                self.fakecuda, self.device_worker = copy / "fakecuda", copy / "device_worker"
             (copy / "scripts").mkdir()
             for script in HERE.glob("*.py"):
                 shutil.copy2(script, copy / "scripts")
