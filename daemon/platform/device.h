@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -84,6 +85,16 @@ class DeviceMemoryService {
   // cuda_ipc: the memory is freed. A descriptor is closed by its owner.
   virtual absl::Status Release(const DeviceSegment& segment) = 0;
   virtual absl::StatusOr<DeviceMemoryUse> Memory() = 0;
+};
+
+// Finds the GPUs of this machine. Waits for the driver; thread-safe.
+class DeviceFinder {
+ public:
+  virtual ~DeviceFinder() = default;
+  // In the driver's order. UNAVAILABLE: why there is none.
+  virtual absl::StatusOr<std::vector<DeviceInfo>> List() = 0;
+  // Of one that List has told of; does not wait yet. May not outlive the finder.
+  virtual std::unique_ptr<DeviceMemoryService> Open(const std::string& uuid) = 0;
 };
 
 }  // namespace modelhost

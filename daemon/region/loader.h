@@ -7,7 +7,8 @@
 //
 // Errors: NOT_FOUND, INVALID_ARGUMENT (malformed; permanent), DATA_LOSS (digest differs, or EIO),
 // RESOURCE_EXHAUSTED (budget or memlock, with the numbers), FAILED_PRECONDITION (a required file is
-// missing, or the version is for another machine), CANCELLED within 100 ms of the token.
+// missing, or the version is for another machine), CANCELLED within 100 ms of the token; and those
+// of DeviceTier::Make, where the policy wants copies on GPUs.
 #pragma once
 
 #include <functional>
@@ -21,6 +22,8 @@
 #include "daemon/platform/task_runner.h"
 #include "daemon/region/cancel_token.h"
 #include "daemon/region/contents_indexer.h"
+#include "daemon/region/device_plan.h"
+#include "daemon/region/device_tier.h"
 #include "daemon/region/load_pacer.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/region/parking.h"
@@ -49,8 +52,10 @@ class IndexBuilder {
  public:
   virtual ~IndexBuilder() = default;
   // `version` has everything but index, format, tensor counts and report filled in.
+  // `plan` says which tensors are on GPUs, and where.
   virtual absl::StatusOr<SealedRegion> Build(const ResidentVersion& version,
-                                             const std::vector<ComponentIndex>& components) = 0;
+                                             const std::vector<ComponentIndex>& components,
+                                             const DevicePlan& plan) = 0;
 };
 
 struct LoaderOptions {
@@ -70,10 +75,10 @@ class Loader {
 
   // Loads take what they can from `restored`, and leave what they made in `parking`. Before the
   // first load; both outlive the loader.
-  void UseFdStore(Parking& parking, RestoredMemory& restored) {
-    parking_ = &parking;
-    restored_ = &restored;
-  }
+  void UseFdStore(Parking& parking, RestoredMemory& restored);
+  // Loads make the copies on GPUs that policies ask for. Before the first load; it outlives the
+  // loader and every version.
+  void UseDevices(DeviceTier& devices);
 
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Load(const LoadRequest& request);
 
@@ -106,6 +111,7 @@ class Loader {
   Machine& machine_;
   Parking* parking_ = nullptr;  // Null, as the next: without an fd store.
   RestoredMemory* restored_ = nullptr;
+  DeviceTier* devices_ = nullptr;  // Null: everything stays on the host.
   const LoaderOptions options_;
   LoadPacer pacer_;
 };

@@ -23,8 +23,9 @@ void WriteFile(const std::string& path, const std::string& text, mode_t mode) {
 
 }  // namespace
 
-absl::StatusOr<SealedRegion> NameIndexBuilder::Build(
-    const ResidentVersion& version, const std::vector<ComponentIndex>& components) {
+absl::StatusOr<SealedRegion> NameIndexBuilder::Build(const ResidentVersion& version,
+                                                     const std::vector<ComponentIndex>& components,
+                                                     const DevicePlan& /*plan*/) {
   ++builds;
   std::string text = version.manifest->model;
   for (const ComponentIndex& component : components) {

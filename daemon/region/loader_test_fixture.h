@@ -28,7 +28,8 @@ namespace modelhost {
 class NameIndexBuilder final : public IndexBuilder {
  public:
   absl::StatusOr<SealedRegion> Build(const ResidentVersion& version,
-                                     const std::vector<ComponentIndex>& components) override;
+                                     const std::vector<ComponentIndex>& components,
+                                     const DevicePlan& plan) override;
   std::atomic<int> builds = 0;  // Loads race for one.
 };
 

@@ -17,6 +17,11 @@ uint64_t ResidentVersion::locked_bytes() const {
   return bytes;
 }
 
+const DeviceImage* ResidentVersion::DeviceOf(absl::string_view gpu) const {
+  const auto found = std::ranges::find(devices, gpu, &DeviceImage::gpu);
+  return found == devices.end() ? nullptr : &*found;
+}
+
 bool ResidentVersion::all_sealed() const {
   return std::ranges::all_of(
       regions, [](const auto& region) { return region->kind() == abi::RegionKind::kSealed; });

@@ -9,6 +9,7 @@
 
 #include "absl/time/time.h"
 #include "daemon/format/requires.h"
+#include "daemon/region/device_region.h"
 #include "daemon/region/host_region.h"
 #include "daemon/store/manifest.h"
 #include "proto/handle/region.h"
@@ -46,12 +47,15 @@ struct ResidentVersion {
       eager;  // Regions that hold tensors, in the order their descriptors are sent.
   std::vector<uint32_t> file_regions;  // Region of manifest->files[i].
   SealedRegion index;
+  std::vector<DeviceImage> devices;    // One per GPU that has it; none without a device policy.
   std::shared_ptr<const void> parked;  // While it lives, all this is in the fd store too.
   LoadReport report;
   HostTier tier = HostTier::kNone;  // The lowest of its regions that hold tensors.
 
   uint64_t host_bytes() const;  // Sum over its distinct regions.
   uint64_t locked_bytes() const;
+  // Null: there is no copy on that GPU.
+  const DeviceImage* DeviceOf(absl::string_view gpu) const;
   bool all_sealed() const;  // No byte of it depends on a file any more.
 };
 

@@ -18,11 +18,21 @@ enum class MemlockPolicy { kRequired, kBestEffort, kOff };
 absl::string_view ResidencyName(Residency residency);
 absl::StatusOr<Residency> ParseResidency(absl::string_view name);
 
+// What goes to a GPU: device = "none" | "all" | "GPU-uuid" | { gpu = "...", tensors = [...] }.
+struct DevicePolicy {
+  bool wanted = false;               // False: "none".
+  std::string gpu;                   // Empty: a copy on every GPU that holds any ("all").
+  std::vector<std::string> tensors;  // RE2, matched against the whole name; empty: every tensor.
+  friend bool operator==(const DevicePolicy&, const DevicePolicy&) = default;
+};
+// As TOML writes it; equal texts choose the same.
+std::string DevicePolicyText(const DevicePolicy& policy);
+
 // Unset keys take the default of EffectivePolicy.
 struct ModelPolicy {
   std::optional<Residency> residency;
   std::optional<bool> huge_pages_auto;
-  std::optional<std::string> device;  // "none" is all that this build serves.
+  std::optional<DevicePolicy> device;
   std::optional<bool> required;
   std::optional<absl::Duration> keep_previous;
   std::optional<int64_t> keep_on_disk;
@@ -35,6 +45,7 @@ struct ModelPolicy {
 struct EffectivePolicy {
   Residency residency = Residency::kPinned;
   bool huge_pages_auto = true;
+  DevicePolicy device;
   bool required = false;
   absl::Duration keep_previous = absl::Minutes(10);
   int64_t keep_on_disk = 5;

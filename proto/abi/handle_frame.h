@@ -12,6 +12,7 @@
 //                                        <-   RegionFds   +fds, until Granted.regions    }
 //                                        reference
 //                                             have come
+//                                        <-   DeviceFds +fds, when a device was asked for
 //   Fetch (one region of a lease)        ->
 //                                        <-   RegionFds   +1 fd
 //   Release                              ->   (no reply)
@@ -36,9 +37,11 @@
 namespace modelhost::abi {
 
 inline constexpr uint32_t kFrameAbiMin = 1;
-inline constexpr uint32_t kFrameAbi = 2;
+inline constexpr uint32_t kFrameAbi = 3;
 // From here on a reference that declares a lease again may name its label beside the version.
 inline constexpr uint32_t kFrameAbiDeclaredLabel = 2;
+// From here on a client may ask for device memory.
+inline constexpr uint32_t kFrameAbiDevice = 3;
 inline constexpr uint16_t kFrameMagic = 0x4d48;  // "HM"
 inline constexpr uint32_t kMaxFdsPerFrame = 64;
 inline constexpr uint32_t kMaxFrameBytes = 16384;
@@ -59,6 +62,7 @@ enum class FrameType : uint16_t {
   kEvent = 10,
   kError = 11,
   kUpload = 12,
+  kDeviceFds = 13,
 };
 
 struct FrameHeader {
@@ -98,6 +102,18 @@ enum AcquireFlags : uint32_t {
   kAcquireRedeclare =
       2,  // The client has the bytes mapped already (the daemon was restarted): send
           // Granted alone, without descriptors, as soon as the version is READY.
+  // Also device memory, on the GPU of the DeviceWant that then follows the references. The one of
+  // the two: FAILED_PRECONDITION where the version has no copy on that GPU. The other: then without
+  // (a DeviceFds frame of mode kNone). Redeclared leases count as holders of it.
+  kAcquireDevice = 4,
+  kAcquireDeviceIfAny = 8,
+};
+
+inline constexpr uint32_t kGpuUuidBytes = 48;
+
+// After the references of an Acquire with kAcquireDevice or kAcquireDeviceIfAny, never both.
+struct DeviceWant {
+  char gpu[kGpuUuidBytes];  // "GPU-...", as the driver says it, NUL-padded.
 };
 
 struct Acquire {
@@ -128,7 +144,7 @@ struct Granted {
   char model[kNameBytes];
   char label[kNameBytes];
   uint32_t ref_count;  // Region descriptors in this frame: fds[1..].
-  uint32_t reserved;
+  uint32_t device;     // 1: DeviceFds frames follow the regions' frames.
   // RegionRef refs[ref_count]
 };
 
@@ -138,6 +154,50 @@ struct RegionFds {
   uint32_t count;
   uint32_t reserved;
   // RegionRef refs[count]
+};
+
+// How a client reaches device memory.
+enum class DeviceMode : uint32_t {
+  kNone = 0,            // There is none for this client.
+  kVmmFd = 1,           // A descriptor of device memory for each segment; map it read-only.
+  kHostDirect = 2,      // The GPU reads the host region itself: no segments.
+  kHostRegistered = 3,  // A descriptor of host memory for each segment, to be registered.
+  kCudaIpc = 4,         // A legacy handle for each segment, no descriptors.
+};
+
+constexpr const char* DeviceModeName(DeviceMode mode) {
+  switch (mode) {
+    case DeviceMode::kNone:
+      return "host_only";
+    case DeviceMode::kVmmFd:
+      return "vmm_fd";
+    case DeviceMode::kHostDirect:
+      return "host_direct";
+    case DeviceMode::kHostRegistered:
+      return "host_registered";
+    case DeviceMode::kCudaIpc:
+      return "cuda_ipc";
+  }
+  return "unknown";
+}
+
+// Follows the last frame of regions of a Granted with device = 1; more of them until `total`
+// segments have come. In the order of the segments' numbers.
+struct DeviceFds {
+  FrameHeader header;
+  uint64_t lease_id;
+  uint32_t mode;   // DeviceMode
+  uint32_t total;  // Segments in all.
+  uint32_t count;  // In this frame; 0 only when total is 0.
+  uint32_t reserved;
+  // DeviceRef refs[count]; kVmmFd and kHostRegistered: one descriptor each.
+};
+
+struct DeviceRef {
+  uint32_t segment;  // Number in the index.
+  uint32_t reserved;
+  uint64_t bytes;
+  uint8_t ipc[64];  // kCudaIpc
 };
 
 struct Fetch {
@@ -198,6 +258,9 @@ static_assert(sizeof(Acquire) + kMaxSet * sizeof(Ref) <= kMaxFrameBytes);
 static_assert(sizeof(Granted) == 248 && sizeof(RegionRef) == 16);
 static_assert(sizeof(Granted) + kMaxFdsPerFrame * sizeof(RegionRef) <= kMaxFrameBytes);
 static_assert(sizeof(RegionFds) == 32 && sizeof(Fetch) == 32 && sizeof(Release) == 24);
+static_assert(sizeof(DeviceWant) == 48 && sizeof(DeviceFds) == 40 && sizeof(DeviceRef) == 80);
+static_assert(sizeof(DeviceFds) + kMaxFdsPerFrame * sizeof(DeviceRef) <= kMaxFrameBytes);
+static_assert(sizeof(Acquire) + kMaxSet * sizeof(Ref) + sizeof(DeviceWant) <= kMaxFrameBytes);
 static_assert(sizeof(Event) == 48 && sizeof(Error) == 24 && sizeof(Upload) == 40);
 
 }  // namespace modelhost::abi

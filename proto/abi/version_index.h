@@ -12,6 +12,7 @@
 //   tensors      TensorEntry[tensor_count], sorted by (name, component), bytewise
 //   buckets      Bucket[bucket_count], see HashName
 //   metadata     MetadataEntry[metadata_count], sorted by key
+//   segments     DeviceSegmentEntry[device_segments.count]
 //
 // Readers go by the header's offsets, not by this order, which keeps what every attach touches in
 // the first pages.
@@ -22,6 +23,10 @@
 //
 // A region is the bytes of one file, or of all files with the same digest. Every file names its
 // region; a tensor names a region and an offset in it.
+//
+// Tensors that the policy puts on GPUs (kTensorOnDevice) are packed into device segments, the same
+// on every GPU: `device_segment` and `device_offset` say where. Their memory comes with the grant
+// (handle_frame.h, DeviceFds). Without segments the GPU reads the host region itself.
 #pragma once
 
 #include <bit>
@@ -74,12 +79,14 @@ struct IndexHeader {
   TableRef strings;
   StringRef format;  // "safetensors", "gguf", ...; "mixed" when components differ.
   HashKey hash_key;
-  uint8_t reserved[512 - 136 - 8 * 16 - 8 - 16];
+  TableRef device_segments;
+  uint8_t reserved[512 - 136 - 8 * 16 - 8 - 16 - 16];
 };
 
 enum TensorFlags : uint8_t {
   kTensorMappable = 1,  // [region_offset, +nbytes) holds the values as they are.
   kTensorStrided = 2,   // `strides` is valid; the range covers the view.
+  kTensorOnDevice = 4,  // Also on the GPUs that the policy names; only with kTensorMappable.
 };
 
 struct TensorEntry {
@@ -124,6 +131,12 @@ struct RegionEntry {
   uint32_t eager;                // 1: its descriptor comes with the grant (it holds tensors).
 };
 
+struct DeviceSegmentEntry {
+  uint64_t bytes;   // Of the allocation; all of it is mapped.
+  uint32_t region;  // Whose tensors it holds.
+  uint32_t reserved;
+};
+
 struct ComponentEntry {
   StringRef name;
   StringRef format;
@@ -143,6 +156,8 @@ static_assert(SharedLayout<Bucket> && sizeof(Bucket) == 8);
 static_assert(SharedLayout<IndexHeader> && sizeof(IndexHeader) == 512);
 static_assert(offsetof(IndexHeader, tensors) == 136);
 static_assert(offsetof(IndexHeader, hash_key) == 272);
+static_assert(offsetof(IndexHeader, device_segments) == 288);
+static_assert(SharedLayout<DeviceSegmentEntry> && sizeof(DeviceSegmentEntry) == 16);
 static_assert(SharedLayout<TensorEntry> && sizeof(TensorEntry) == 80);
 static_assert(offsetof(TensorEntry, dtype) == 56);
 static_assert(SharedLayout<FileEntry> && sizeof(FileEntry) == 64);
@@ -206,7 +221,8 @@ constexpr bool IndexFits(const IndexHeader& header, uint64_t index_bytes) {
          fits(header.dims, sizeof(int64_t)) && fits(header.files, sizeof(FileEntry)) &&
          fits(header.regions, sizeof(RegionEntry)) &&
          fits(header.components, sizeof(ComponentEntry)) &&
-         fits(header.metadata, sizeof(MetadataEntry)) && fits(header.strings, 1);
+         fits(header.metadata, sizeof(MetadataEntry)) && fits(header.strings, 1) &&
+         fits(header.device_segments, sizeof(DeviceSegmentEntry));
 }
 
 }  // namespace modelhost::abi

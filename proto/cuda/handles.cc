@@ -38,10 +38,17 @@ Rc GiveBack(const DriverTable& call, std::span<std::byte> pinned) {
 }
 Rc GiveBack(const DriverTable& call, DeviceContext context) {
   ContextHandle current = nullptr;
-  if (call.cuCtxGetCurrent(&current) == Rc::kSuccess && current == context.context) {
+  const bool is_current =
+      call.cuCtxGetCurrent(&current) == Rc::kSuccess && current == context.context;
+  const Rc released = call.cuDevicePrimaryCtxRelease(context.device);
+  uint32_t flags = 0;
+  int active = 0;
+  if (is_current &&
+      (call.cuDevicePrimaryCtxGetState(context.device, &flags, &active) != Rc::kSuccess ||
+       active == 0)) {
     (void)call.cuCtxSetCurrent(nullptr);
   }
-  return call.cuDevicePrimaryCtxRelease(context.device);
+  return released;
 }
 Rc GiveBackAllocation(const DriverTable& call, AllocationHandle allocation) {
   return call.cuMemRelease(allocation);
@@ -212,6 +219,21 @@ Result<IpcMapping> OpenLegacy(const Driver& driver, const IpcHandle& handle) {
   const Rc rc = driver.call().cuIpcOpenMemHandle(&at, handle, kIpcLazyPeerAccess);
   if (rc != Rc::kSuccess) return driver.ToError(rc, "open a CUDA IPC handle");
   return IpcMapping(driver, at);
+}
+
+Result<HostRegistration> RegisterHost(const Driver& driver, std::span<std::byte> host) {
+  const Rc rc = driver.call().cuMemHostRegister(host.data(), host.size(), kHostRegisterDeviceMap);
+  if (rc != Rc::kSuccess) {
+    return driver.ToError(rc, "register host memory of " + BytesText(host.size()));
+  }
+  return HostRegistration(driver, host.data());
+}
+
+Result<DevicePtr> DeviceAddressOf(const Driver& driver, const HostRegistration& host) {
+  DevicePtr at = 0;
+  const Rc rc = driver.call().cuMemHostGetDevicePointer(&at, host.get(), 0);
+  if (rc != Rc::kSuccess) return driver.ToError(rc, "the device's address of host memory");
+  return at;
 }
 
 Result<DeviceMemory> MemoryInfo(const Driver& driver) {

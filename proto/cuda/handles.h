@@ -80,7 +80,8 @@ using IpcMapping = Owned<DevicePtr, GiveBackIpc>;
 using HostRegistration = Owned<void*, GiveBackRegistration>;
 
 // The primary context of a device, which frameworks in the same process use too: device addresses
-// mean the same to all of them. Giving it back also takes it off the calling thread.
+// mean the same to all of them. The last one who gives it back also takes it off the calling
+// thread.
 class PrimaryContext {
  public:
   static Result<PrimaryContext> Retain(const Driver& driver, Device device);
@@ -147,6 +148,10 @@ Result<LegacyMemory> AllocateLegacy(const Driver& driver, uint64_t bytes);
 Result<IpcHandle> ExportLegacy(const Driver& driver, const LegacyMemory& memory);
 // Not in the process that made it. No protection: whoever opens it may write.
 Result<IpcMapping> OpenLegacy(const Driver& driver, const IpcHandle& handle);
+// Whole pages of host memory, lent, for devices to reach; no protection, and the pages must be
+// writable here.
+Result<HostRegistration> RegisterHost(const Driver& driver, std::span<std::byte> host);
+Result<DevicePtr> DeviceAddressOf(const Driver& driver, const HostRegistration& host);
 struct DeviceMemory {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;

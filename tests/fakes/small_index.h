@@ -13,8 +13,8 @@ namespace modelhost {
 
 class SmallIndex : public IndexBuilder {
  public:
-  absl::StatusOr<SealedRegion> Build(const ResidentVersion&,
-                                     const std::vector<ComponentIndex>&) override {
+  absl::StatusOr<SealedRegion> Build(const ResidentVersion&, const std::vector<ComponentIndex>&,
+                                     const DevicePlan&) override {
     auto region = WritableRegion::Create("index", 4096, HugePages::kOff);
     if (!region.ok()) return absl::ResourceExhaustedError(region.error().text);
     auto sealed = std::move(*region).Seal();

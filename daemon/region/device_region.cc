@@ -1,0 +1,39 @@
+#include "daemon/region/device_region.h"
+
+#include <algorithm>
+#include <span>
+
+#include "absl/strings/str_cat.h"
+
+namespace modelhost {
+
+DeviceRegion::~DeviceRegion() {
+  // Memory by descriptor goes with its descriptors; the agent keeps the rest until it is told. One
+  // that is gone took it along.
+  for (const DeviceSegment& segment : parts_.segments) {
+    if (!segment.fd.valid()) (void)service_.Release(segment);
+  }
+}
+
+uint64_t DeviceRegion::bytes() const {
+  uint64_t sum = 0;
+  for (const DeviceSegment& segment : parts_.segments) sum += segment.bytes;
+  return sum;
+}
+
+uint64_t DeviceImage::bytes() const {
+  uint64_t sum = 0;
+  for (const auto& region : regions) sum += region->bytes();
+  return sum;
+}
+
+bool DeviceImage::lost() const {
+  return std::ranges::any_of(regions, [](const auto& region) { return region->lost(); });
+}
+
+Digest PlannedDeviceId(const std::string& gpu, const Digest& file, const std::string& policy) {
+  const std::string text = absl::StrCat(gpu, "\n", file.Hex(), "\n", policy);
+  return Sha256(std::as_bytes(std::span(text)));
+}
+
+}  // namespace modelhost

@@ -1,0 +1,76 @@
+// The copy of (parts of) one file content on one GPU, shared by every version that has it.
+//
+// Immutable but for `lost`; any thread. Destruction gives the memory back, which may wait for the
+// device: let a pool thread drop the last one. Importers keep what they have mapped.
+#pragma once
+
+#include <atomic>
+#include <compare>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "daemon/platform/device.h"
+#include "daemon/region/memory_budget.h"
+#include "daemon/store/digest.h"
+#include "proto/abi/handle_frame.h"
+
+namespace modelhost {
+
+struct DeviceRegionKey {
+  std::string gpu;  // UUID.
+  Digest content;   // ContentKey of the host region.
+  Digest part;      // PartDigest
+  friend auto operator<=>(const DeviceRegionKey&, const DeviceRegionKey&) = default;
+};
+
+class DeviceRegion {
+ public:
+  struct Parts {
+    DeviceRegionKey key;
+    Digest planned;  // PlannedDeviceId: what the books knew it by before it was parsed.
+    abi::DeviceMode mode = abi::DeviceMode::kNone;
+    Reservation device;  // Of the GPU's budget; kHostRegistered: of the host's. Goes last.
+    std::vector<DeviceSegment> segments;
+    std::vector<uint64_t> checksums;  // Of each segment; kHostRegistered: none.
+  };
+  // `service` is lent, and outlives it.
+  DeviceRegion(DeviceMemoryService& service, Parts parts)
+      : service_(service), parts_(std::move(parts)) {}
+  ~DeviceRegion();
+  DeviceRegion(const DeviceRegion&) = delete;
+
+  const DeviceRegionKey& key() const { return parts_.key; }
+  const Digest& planned() const { return parts_.planned; }
+  abi::DeviceMode mode() const { return parts_.mode; }
+  const std::vector<DeviceSegment>& segments() const { return parts_.segments; }
+  const std::vector<uint64_t>& checksums() const { return parts_.checksums; }
+  uint64_t booked_bytes() const { return parts_.device.bytes(); }
+  uint64_t bytes() const;  // Of its segments.
+  // The GPU was lost or reset, or the agent that held it is gone: nobody can import it any more.
+  bool lost() const { return lost_.load(std::memory_order_relaxed); }
+  void MarkLost() const { lost_.store(true, std::memory_order_relaxed); }
+
+ private:
+  DeviceMemoryService& service_;
+  Parts parts_;
+  mutable std::atomic<bool> lost_{false};
+};
+
+// All of one version on one GPU.
+struct DeviceImage {
+  std::string gpu;
+  abi::DeviceMode mode = abi::DeviceMode::kNone;
+  // Their segments, one after the other, are the index's. Empty for kHostDirect.
+  std::vector<std::shared_ptr<const DeviceRegion>> regions;
+
+  uint64_t bytes() const;
+  bool lost() const;
+};
+
+// By which the books know a copy before its file is parsed: SHA-256 over GPU, the file's SHA-256
+// and the policy.
+Digest PlannedDeviceId(const std::string& gpu, const Digest& file, const std::string& policy);
+
+}  // namespace modelhost
