@@ -1,0 +1,123 @@
+"""Clients with device memory, and what the fake driver's GPUs hold: for tests of the device tier.
+
+A GPU's memory is a memfd whose name tells whose it is (tests/fakes/fakecuda), so that every holder
+is seen in /proc.
+"""
+import json
+import os
+import pathlib
+import subprocess
+
+import harness
+from harness import CLIENT, Case, as_user, end_with_us, environment, wait_for
+
+GPU0 = "GPU-00fafafa-fafa-fafa-fafa-fafafafafa00"
+GPU1 = "GPU-01fafafa-fafa-fafa-fafa-fafafafafa01"
+
+
+class DeviceClient:
+    """A device_worker process; commands are words, answers are dictionaries."""
+
+    def __init__(self, daemon, env, user=CLIENT):
+        self.process = subprocess.Popen(
+            [harness.PROGRAMS.device_worker, str(daemon.runtime)], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True, env=environment(**env), cwd="/",
+            preexec_fn=end_with_us, **as_user(user))
+
+    @property
+    def pid(self):
+        return self.process.pid
+
+    def call(self, *words):
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"a client died with {self.process.wait()}")
+        return json.loads(line)
+
+    def ok(self, *words):
+        answer = self.call(*words)
+        if not answer["ok"]:
+            raise AssertionError(f"{words}: {answer}")
+        return answer
+
+    def dies(self, *words):
+        """A command that ends the process; its exit status."""
+        self.process.stdin.write(" ".join(map(str, words)) + "\n")
+        self.process.stdin.flush()
+        return self.process.wait(harness.DEADLINE_S)
+
+    def kill(self):
+        self.process.kill()
+        self.close()
+
+    def close(self):
+        if not self.process.stdin.closed:
+            try:
+                self.process.stdin.close()
+            except BrokenPipeError:
+                pass
+        try:
+            self.process.wait(harness.DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+class DeviceCase(Case):
+    """A daemon on a machine with GPUs of the fake driver's. `model` has a copy on each."""
+
+    gpus = 1
+    more_env = {}
+    config = '[[models]]\nname = "planner"\ndevice = "all"\n'
+    start_daemon = False
+
+    def setUp(self):
+        super().setUp()
+        self.machine = f"{os.getpid()}-{self.id().rsplit('.', 1)[1]}"
+        self.env = {"LD_LIBRARY_PATH": f"{harness.PROGRAMS.lib}:{harness.PROGRAMS.fakecuda}",
+                    "FAKECUDA_MACHINE": self.machine, "FAKECUDA_DEVICES": str(self.gpus),
+                    "FAKECUDA_GRANULARITY_KB": "64", **self.more_env}
+        self.daemon = self.new_daemon(config=self.config, env=self.env)
+
+    def device_client(self, user=CLIENT, **more_env):
+        client = DeviceClient(self.daemon, {**self.env, **more_env}, user=user)
+        self.addCleanup(client.close)
+        return client
+
+    def device_memory(self, holder=None):
+        """{inode: bytes} of device memory that any process holds, or the process `holder`."""
+        found = {}
+        for process in pathlib.Path("/proc").glob("[0-9]*" if holder is None else str(holder)):
+            for folder in ("fd", "map_files"):
+                try:
+                    links = list((process / folder).iterdir())
+                except OSError:
+                    continue  # It has ended, or is somebody else's.
+                for link in links:
+                    try:
+                        if self.machine not in os.readlink(link):
+                            continue
+                        info = os.stat(link)
+                    except OSError:
+                        continue
+                    found[info.st_ino] = info.st_size - 4096  # Without its trailer.
+        return found
+
+    def devices(self):
+        return self.json("status")["device"]["devices"]
+
+    def expect_whole(self, client, key="a", tensors=None):
+        """The GPU has what the host has, of every tensor (or of so many)."""
+        seen = client.ok("compare", key)
+        self.assertEqual(seen["different"], 0)
+        self.assertEqual(seen["on_device"], seen["tensors"] if tensors is None else tensors)
+        self.assertGreater(seen["on_device"], 0)
+
+    def wait_version(self, client, verb, version, key="a"):
+        def there():
+            answer = client.call(verb, key)
+            return answer["ok"] and answer["version"] == version
+        wait_for(f"version {version} by {verb}", there)
