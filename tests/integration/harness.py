@@ -44,7 +44,7 @@ class Programs:
         build = pathlib.Path(build).resolve()
         self.build = build
         self.bin, self.lib, self.stress = build / "bin", build / "lib", build / "stress"
-        self.tests = build / "tests"
+        self.fakecuda, self.device_worker = build / "tests/fakecuda", build / "tests/device_worker"
         self.scripts = HERE
         self._copy = None
         if AS_ROOT and not self._reachable():
@@ -56,17 +56,13 @@ class Programs:
                 shutil.copytree(self.stress, copy / "stress",
                                 ignore=lambda _, names: [n for n in names if "." in n or n == "CMakeFiles"])
                 self.stress = copy / "stress"
-            (copy / "tests").mkdir()
-            for device in ("device_worker", "fakecuda"):
-                source = self.tests / device
-                if source.is_dir():
-                    shutil.copytree(source, copy / "tests" / device, symlinks=True)
-                elif source.exists():
-                    shutil.copy2(source, copy / "tests" / device)
-            self.tests = copy / "tests"
             (copy / "lib").mkdir()
             for library in self.lib.glob("libmodelhost*.so*"):
                 shutil.copy2(library, copy / "lib", follow_symlinks=False)
+            if self.device_worker.exists():
+                shutil.copytree(self.fakecuda, copy / "fakecuda", symlinks=True)
+                shutil.copy2(self.device_worker, copy / "device_worker")
+                self.fakecuda, self.device_worker = copy / "fakecuda", copy / "device_worker"
             (copy / "scripts").mkdir()
             for script in HERE.glob("*.py"):
                 shutil.copy2(script, copy / "scripts")
@@ -89,14 +85,6 @@ class Programs:
     @property
     def library(self):
         return str(self.lib / "libmodelhost.so")
-
-    @property
-    def device_worker(self):
-        return str(self.tests / "device_worker")
-
-    @property
-    def fakecuda(self):
-        return str(self.tests / "fakecuda")
 
     # The same three, but they can be told to end at a step (proto/handle/fault_point.h).
     @property

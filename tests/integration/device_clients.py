@@ -1,11 +1,6 @@
-"""Clients with device memory, and what the fake driver's GPUs hold: for tests of the device tier.
-
-A GPU's memory is a memfd whose name tells whose it is (tests/fakes/fakecuda), so that every holder
-is seen in /proc.
-"""
+"""Clients with device memory, on a machine with GPUs of the fake driver's that is a test's own."""
 import json
 import os
-import pathlib
 import subprocess
 
 import harness
@@ -20,7 +15,7 @@ class DeviceClient:
 
     def __init__(self, daemon, env, user=CLIENT):
         self.process = subprocess.Popen(
-            [harness.PROGRAMS.device_worker, str(daemon.runtime)], stdin=subprocess.PIPE,
+            [str(harness.PROGRAMS.device_worker), str(daemon.runtime)], stdin=subprocess.PIPE,
             stdout=subprocess.PIPE, text=True, env=environment(**env), cwd="/",
             preexec_fn=end_with_us, **as_user(user))
 
@@ -66,7 +61,7 @@ class DeviceClient:
         self.process.stdout.close()
 
 
-class DeviceCase(Case):
+class ClientCase(Case):
     """A daemon on a machine with GPUs of the fake driver's. `model` has a copy on each."""
 
     gpus = 1
@@ -87,34 +82,15 @@ class DeviceCase(Case):
         self.addCleanup(client.close)
         return client
 
-    def device_memory(self, holder=None):
-        """{inode: bytes} of device memory that any process holds, or the process `holder`."""
-        found = {}
-        for process in pathlib.Path("/proc").glob("[0-9]*" if holder is None else str(holder)):
-            for folder in ("fd", "map_files"):
-                try:
-                    links = list((process / folder).iterdir())
-                except OSError:
-                    continue  # It has ended, or is somebody else's.
-                for link in links:
-                    try:
-                        if self.machine not in os.readlink(link):
-                            continue
-                        info = os.stat(link)
-                    except OSError:
-                        continue
-                    found[info.st_ino] = info.st_size - 4096  # Without its trailer.
-        return found
-
     def devices(self):
         return self.json("status")["device"]["devices"]
 
     def expect_whole(self, client, key="a", tensors=None):
         """The GPU has what the host has, of every tensor (or of so many)."""
         seen = client.ok("compare", key)
-        self.assertEqual(seen["different"], 0)
-        self.assertEqual(seen["on_device"], seen["tensors"] if tensors is None else tensors)
-        self.assertGreater(seen["on_device"], 0)
+        self.assertEqual(seen["differ"], 0)
+        self.assertEqual(seen["tensors"], seen["of"] if tensors is None else tensors)
+        self.assertGreater(seen["tensors"], 0)
 
     def wait_version(self, client, verb, version, key="a"):
         def there():

@@ -1,12 +1,11 @@
-"""One copy of the weights on a GPU for every process, on the fake driver: from publish to restart."""
-import signal
+"""What a client of a GPU's copy sees of it: swaps, remaps, restarts, forks, and why there is none."""
 import unittest
 
-from device import GPU0, GPU1, DeviceCase
-from harness import AS_ROOT, DAEMON, smoke, wait_for
+from device_clients import GPU0, GPU1, ClientCase
+from harness import smoke, wait_for
 
 
-class OneGpu(DeviceCase):
+class OneGpu(ClientCase):
     @smoke
     def test_tensors_reach_a_client_on_its_gpu(self):
         self.serve("planner", 7)
@@ -21,31 +20,6 @@ class OneGpu(DeviceCase):
         device, = self.devices()
         self.assertEqual((device["uuid"], device["mode"], device["importers"]), (GPU0, "vmm_fd", 1))
         self.assertGreater(self.version_row("planner", 7)["deviceBytes"], 0)
-
-    def test_importers_share_one_copy(self):
-        self.serve("planner", 7)
-        clients = [self.device_client()]
-        clients[0].ok("acquire", "a", "planner")
-        one = self.device_memory()
-        self.assertEqual(len(one), 1)
-        for _ in range(7):
-            clients.append(self.device_client())
-            clients[-1].ok("acquire", "a", "planner")
-        self.assertEqual(self.device_memory(), one)
-        for client in clients:
-            self.expect_whole(client)
-        self.assertEqual(self.devices()[0]["importers"], 8)
-
-    def test_a_store_into_device_memory_harms_only_its_own_process(self):
-        self.serve("planner", 7)
-        victim, witness = self.device_client(), self.device_client()
-        for client in (victim, witness):
-            client.ok("acquire", "a", "planner")
-        self.assertNotEqual(victim.ok("write", "a", "layer.0.weight")["rc"], 0)
-        self.assertEqual(victim.dies("store", "a", "layer.0.weight"), -signal.SIGSEGV)
-        self.expect_whole(witness)
-        self.wait_leases(1)
-        self.expect_whole(witness)
 
     def test_a_swap_reaches_followers_and_a_rollback_too(self):
         self.serve("planner", 7)
@@ -95,17 +69,6 @@ class OneGpu(DeviceCase):
         self.expect_whole(client, "b")
         wait_for("both as importers", lambda: self.devices()[0]["importers"] >= 1)
 
-    def test_a_killed_importer_leaves_nothing(self):
-        self.serve("planner", 7)
-        before = self.device_memory()
-        client = self.device_client()
-        client.ok("acquire", "a", "planner")
-        self.assertEqual(self.device_memory(client.pid), before)
-        client.kill()
-        self.wait_leases(0)
-        self.assertEqual(self.device_memory(), before)
-        wait_for("no importer", lambda: self.devices()[0]["importers"] == 0)
-
     def test_a_forked_child_has_no_device_memory(self):
         self.serve("planner", 7)
         client = self.device_client()
@@ -132,7 +95,7 @@ class OneGpu(DeviceCase):
         self.assertIn(GPU0, client.ok("acquire", "a", "detector", "ifany")["reason"])
 
 
-class SomeTensors(DeviceCase):
+class SomeTensors(ClientCase):
     config = ('[[models]]\nname = "planner"\n'
               f'device = {{ gpu = "{GPU1}", tensors = ["layer\\\\.[0-2]\\\\..*"] }}\n')
     gpus = 2
@@ -156,41 +119,6 @@ class SomeTensors(DeviceCase):
         refused = other.call("acquire", "a", "planner", "device", GPU1)
         self.assertEqual(refused["status"], "FAILED_PRECONDITION")
         self.assertIn("CUDA_VISIBLE_DEVICES", refused["message"])
-
-
-class HostDirect(DeviceCase):
-    more_env = {"FAKECUDA_ATTR_18": "1", "FAKECUDA_ATTR_88": "1", "FAKECUDA_ATTR_100": "1"}
-
-    def test_the_gpu_reads_the_hosts_own_pages(self):
-        self.serve("planner", 7)
-        client = self.device_client()
-        self.assertEqual(client.ok("acquire", "a", "planner")["mode"], "host_direct")
-        self.assertEqual(len(client.ok("addresses", "a")["addresses"]), 4)
-        self.assertEqual(self.device_memory(), {})
-
-
-class HostRegistered(DeviceCase):
-    more_env = {"FAKECUDA_ATTR_18": "1", "FAKECUDA_ATTR_99": "1", "FAKECUDA_ATTR_102": "0"}
-    config = DeviceCase.config + "[device]\nallow_registered = true\n"
-
-    def test_clients_register_pages_that_are_packed_for_them(self):
-        self.serve("planner", 7)
-        clients = [self.device_client(), self.device_client()]
-        for client in clients:
-            self.assertEqual(client.ok("acquire", "a", "planner")["mode"], "host_registered")
-            self.assertEqual(len(client.ok("addresses", "a")["addresses"]), 4)
-
-
-class CudaIpc(DeviceCase):
-    more_env = {"FAKECUDA_ATTR_102": "0"}
-
-    def test_legacy_handles_are_opened(self):
-        self.serve("planner", 7)
-        # The fake finds the owner's memory in /proc, which is for the same user alone.
-        client = self.device_client(user=DAEMON if AS_ROOT else None)
-        self.assertEqual(client.ok("acquire", "a", "planner")["mode"], "cuda_ipc")
-        self.expect_whole(client)
-        self.assertIn("unprotected", self.devices()[0]["limits"])
 
 
 if __name__ == "__main__":
