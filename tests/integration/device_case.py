@@ -162,7 +162,7 @@ class DeviceCase(Case):
 
     def same_bytes(self, worker, key, tensors):
         answer = worker.ok("compare", key)
-        self.assertEqual((answer["on_device"], answer["different"]), (tensors, 0), answer)
+        self.assertEqual((answer["tensors"], answer["differ"]), (tensors, 0), answer)
 
     def kill_agents(self):
         pids = self.agents()

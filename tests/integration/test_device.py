@@ -129,20 +129,6 @@ class OneCopy(DeviceCase):
         self.assertEqual(worker.ok("acquire", "a", "planner")["version"], 2)
         self.same_bytes(worker, "a", 4)
 
-    def test_addresses_stay_over_a_remap(self):
-        self.serve("planner", 1)
-        worker = self.worker()
-        self.assertEqual(worker.ok("follow", "a", "planner", "-", "same")["version"], 1)
-        addresses = worker.ok("addresses", "a")["addresses"]
-        first = worker.ok("tensors", "a")["tensors"][0]
-        digest = worker.ok("sha256", "a", first)["sha256"]
-        self.publish("planner", 2)
-        self.ctl("swap", "planner", "--version", 2)
-        wait_for("the next version", lambda: worker.ok("remap", "a")["version"] == 2)
-        self.assertEqual(worker.ok("addresses", "a")["addresses"], addresses)
-        self.assertNotEqual(worker.ok("sha256", "a", first)["sha256"], digest)
-        self.same_bytes(worker, "a", 4)
-
     def test_a_device_that_is_full_names_who_holds_it(self):
         self.serve("planner", 1, tensors=4, tensor_bytes=8 << 20)
         self.publish("planner", 2, tensors=4, tensor_bytes=8 << 20)
