@@ -44,7 +44,7 @@ class Programs:
         build = pathlib.Path(build).resolve()
         self.build = build
         self.bin, self.lib, self.stress = build / "bin", build / "lib", build / "stress"
-        self.scripts = HERE
+        self.scripts, self.fake_cuda = HERE, build / "tests/fakecuda"
         self._copy = None
         if AS_ROOT and not self._reachable():
             self._copy = tempfile.TemporaryDirectory(prefix="modelhost-programs-")
@@ -58,6 +58,9 @@ class Programs:
             (copy / "lib").mkdir()
             for library in self.lib.glob("libmodelhost*.so*"):
                 shutil.copy2(library, copy / "lib", follow_symlinks=False)
+            if self.fake_cuda.is_dir():
+                shutil.copytree(self.fake_cuda, copy / "fakecuda")
+                self.fake_cuda = copy / "fakecuda"
             (copy / "scripts").mkdir()
             for script in HERE.glob("*.py"):
                 shutil.copy2(script, copy / "scripts")
