@@ -264,7 +264,13 @@ std::string DeviceCopyJob::What(const DeviceGpu& gpu) const {
 }
 
 absl::Status DeviceCopyJob::Failed(const Slot& slot, const absl::Status& why) const {
-  return work_.cancel.cancelled() ? Cancelled() : AtPath(why, What(*slot.gpu));
+  if (work_.cancel.cancelled()) return Cancelled();
+  const bool kept = absl::IsResourceExhausted(why) || absl::IsUnavailable(why) ||
+                    absl::IsDeadlineExceeded(why) || absl::IsCancelled(why);
+  // What a GPU, its driver or the agent got wrong says nothing of the version's bytes, which such a
+  // code would put in quarantine; another try may pass.
+  if (kept || !slot.source->SourceUnchanged()) return AtPath(why, What(*slot.gpu));
+  return AtPath(absl::UnavailableError(why.message()), What(*slot.gpu));
 }
 
 absl::Status DeviceCopyJob::Cancelled() const {

@@ -68,6 +68,8 @@ class DeviceTier {
   // One per GPU that holds copies of its own, named by its UUID; none until they are known, and the
   // same ones from then on.
   std::vector<BudgetPool*> Pools() const;
+  // Host memory that is pinned while a copy is made.
+  uint64_t ring_bytes() const { return options_.ring_bytes; }
   // The GPUs (UUIDs) whose memory a copy by `policy` takes: what is known now, without waiting.
   std::vector<std::string> GpusOf(const DevicePolicy& policy) const;
 

@@ -57,7 +57,12 @@ void ModelManager::Impl::AddDeviceWant(const VersionRecord& record, WantedVersio
   if (!policy.wanted || deps.devices == nullptr || record.manifest == nullptr) return;
   const std::vector<BudgetPool*> pools = Pools();
   const std::string text = DevicePolicyText(policy);
-  for (const std::string& gpu : deps.devices->GpusOf(policy)) {
+  const std::vector<std::string> gpus = deps.devices->GpusOf(policy);
+  if (!gpus.empty()) {  // The ring, while the copies are made.
+    want.unnamed.assign(pools.size(), 0);
+    want.unnamed.front() = deps.devices->ring_bytes();
+  }
+  for (const std::string& gpu : gpus) {
     const size_t pool = PoolNumber(pools, gpu);
     if (pool == pools.size()) continue;
     for (const ManifestFile& file : record.manifest->files) {

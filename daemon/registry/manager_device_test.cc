@@ -12,12 +12,13 @@ using ::testing::HasSubstr;
 constexpr char kGpu[] = "GPU-00000000-0000-0000-0000-000000000001";
 constexpr char kOther[] = "GPU-00000000-0000-0000-0000-000000000002";
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kCopy = 2 * kMiB;  // Of one small file: the granularity.
 
 class DeviceManagerTest : public ManagerTest {
  protected:
   void SetUp() override {
     ManagerTest::SetUp();
-    gpus_.Add(kGpu, "vmm_fd", uint64_t{64} * kMiB);
+    gpus_.Add(kGpu, "vmm_fd", uint64_t{64} * kMiB, kCopy);
   }
   void TearDown() override {
     Shutdown();
@@ -34,7 +35,6 @@ class DeviceManagerTest : public ManagerTest {
     ManagerOptions manager_options;
     manager_options.device_check_interval = absl::Milliseconds(20);
     manager_options.model_policies["planner"].device = policy;
-    manager_options.model_policies["planner"].keep_previous = absl::ZeroDuration();
     Boot(manager_options);
   }
   DeviceTier* MakeDevices() override {
@@ -70,7 +70,7 @@ TEST_F(DeviceManagerTest, ALoadedVersionIsOnTheGpuAndGrantedWithItsMemory) {
   BootWith(All());
   EXPECT_TRUE(Load(1).status.ok());
   EXPECT_EQ(Version(1).device_residency, DeviceResidency::kResident);
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
   const SessionId session = NewSession();
   const auto grants = Acquire(session, OnGpu(1));
   ASSERT_TRUE(grants.ok()) << grants.status();
@@ -157,9 +157,9 @@ TEST_F(DeviceManagerTest, ADeviceThatHoldsOtherBytesDoesNotQuarantineTheVersion)
 }
 
 TEST_F(DeviceManagerTest, ASwapThatFitsOnlyWithoutTheOldOneTakesResource) {
-  BootWith(All(), kMiB);
+  BootWith(All(), kCopy);
   EXPECT_TRUE(Swap(1).status.ok());
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
   const OperationSnapshot refused = Swap(2);
   EXPECT_TRUE(absl::IsResourceExhausted(refused.status)) << refused.status;
   EXPECT_THAT(std::string(refused.status.message()), HasSubstr(kGpu));
@@ -171,7 +171,7 @@ TEST_F(DeviceManagerTest, ASwapThatFitsOnlyWithoutTheOldOneTakesResource) {
   const OperationSnapshot swap = Await(OnLoop([&] { return manager_->Swap(request, 0); }));
   EXPECT_TRUE(swap.status.ok()) << swap.status;
   EXPECT_EQ(Version(2).device_residency, DeviceResidency::kResident);
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
 }
 
 TEST_F(DeviceManagerTest, ALostGpuIsToldReloadedAndGetsAnotherGeneration) {
@@ -229,8 +229,8 @@ TEST_F(DeviceManagerTest, WhatAReleasedLeaseHasMappedStaysBookedUntilItEnds) {
                 return manager_->Unload({"planner", 1}, absl::ZeroDuration(), true, 0);
               })).status.ok());
   EXPECT_EQ(PhaseOf(1), Phase::kStaged);
-  EXPECT_EQ(Booked(), kMiB);
-  EXPECT_EQ(gpus_.used(kGpu), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
+  EXPECT_EQ(gpus_.used(kGpu), kCopy);
   EXPECT_TRUE(OnLoop([&] { return manager_->Release(session, lease); }).ok());
   Eventually([&] { return Booked() == 0; });
   EXPECT_EQ(gpus_.used(kGpu), 0U);
@@ -241,7 +241,7 @@ TEST_F(DeviceManagerTest, VersionsThatShareAFileShareItsCopy) {
   BootWith(All());
   EXPECT_TRUE(Load(1).status.ok());
   EXPECT_TRUE(Load(3).status.ok());
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
   EXPECT_EQ(gpus_.calls("Create"), 1);
 }
 
