@@ -146,7 +146,7 @@ TEST_F(AgentTierTest, TensorsAreOnTheDeviceOnceAndGoWithTheLastUser) {
 
 TEST_F(AgentTierTest, AnAgentThatDiesFailsOneLoadAndTheNextOneSucceeds) {
   const std::string mark = ::testing::TempDir() + "/tier_mark_" + std::to_string(::getpid());
-  Set("FAKECUDA_FAIL", "cuMemcpyHtoDAsync_v2:1:kill");
+  Set("FAKECUDA_FAIL", "cuMemcpyHtoDAsync:1:kill");
   Set("FAKECUDA_FAIL_MARK", mark);
   Set("FAKECUDA_FAIL_ONCE", "1");
   Start();
