@@ -7,7 +7,7 @@ import os
 
 import harness
 from crash_case import REQUIRED, CrashCase, Faulty
-from device_case import DeviceWorker, device_memory, fake
+from device_case import GRANULARITY, DeviceWorker, device_memory, fake
 from harness import wait_for
 
 MACHINES = iter(range(1, 1 << 30))
@@ -59,6 +59,11 @@ class CrashWhileCopying(CrashCase):
                 self.assertEqual(answer["differ"], 0)
             finally:
                 worker.close()
+            gpu, = self.rows(daemon, "status")["device"]["devices"]
+            self.assertEqual(gpu["reservedBytes"], 3 * GRANULARITY, "each is booked once")
+            self.assertEqual(daemon.stop(), 0)
+            wait_for("the GPU to be empty", lambda: not device_memory(daemon.machine))
+            daemon.start()
 
         self.kill_at_each_step(lambda daemon: daemon.ctl_start("load", "planner@2"), check,
                                only=("load.device_",))

@@ -3,9 +3,8 @@ import re
 import signal
 import urllib.request
 
-import fdstore
 import harness
-from device_case import CONFIG, GRANULARITY, DeviceCase, device_memory
+from device_case import CONFIG, GRANULARITY, DeviceCase
 from harness import DAEMON, EXIT_RESOURCES, footprint, many, smoke, wait_for
 
 RESOURCE = ("--strategy", "resource", "--allow-downtime")
@@ -320,39 +319,6 @@ class Metrics(DeviceCase):
         self.assertRegex(text, rf'modelhost_memory_budget_bytes{{pool="{re.escape(uuid)}"}} \d')
         self.assertRegex(text, r'modelhost_model_load_phase_duration_seconds_count'
                                r'{model="planner",phase="gpu_copy"} 1')
-
-
-class Restart(DeviceCase):
-    start_daemon = False
-
-    def test_copies_come_back_from_the_fd_store_without_an_upload(self):
-        folder = self.folder / "d"
-        folder.mkdir()
-        folder.chmod(0o755)
-        daemon = self.daemon = fdstore.KeptDaemon(
-            folder, config=CONFIG.replace("keep_previous", 'residency = "sealed"\nkeep_previous'),
-            env=self.fake())
-        self.addCleanup(daemon.close)
-        self.addCleanup(self._finish, daemon)
-        daemon.start()
-        self.found_gpus()
-        self.serve("planner", 1)
-        worker = self.worker()
-        worker.ok("acquire", "a", "planner")
-        before = set(device_memory(self.machine))
-        for end in (daemon.kill, daemon.stop, daemon.kill):
-            end()
-            daemon.start()
-            self.found_gpus()
-            self.assertEqual(worker.ok("acquire", "b", "planner", "device", "-", 20000)["mode"],
-                             "vmm_fd")
-            self.same_bytes(worker, "b", 4)
-            load = self.json("describe", "planner@1")["version"]["lastLoad"]
-            self.assertEqual(load["source"], "restore")
-            phases = {phase["name"] for phase in load["phases"]}
-            self.assertIn("device_verify", phases)
-            self.assertNotIn("device_upload", phases)
-            self.assertLessEqual(set(device_memory(self.machine)), before)
 
 
 if __name__ == "__main__":
