@@ -35,7 +35,7 @@ class DeviceManagerTest : public ManagerTest {
     ManagerOptions manager_options;
     manager_options.device_check_interval = absl::Milliseconds(20);
     manager_options.model_policies["planner"].device = policy;
-    Boot(manager_options);
+    Boot(manager_options, host_budget_);
   }
   DeviceTier* MakeDevices() override {
     devices_ = std::make_unique<DeviceTier>(gpus_, clock_, *host_, device_budget_);
@@ -56,6 +56,7 @@ class DeviceManagerTest : public ManagerTest {
   uint64_t Booked() { return devices_->Snapshot().gpus.front().reserved_bytes; }
 
   FakeGpus gpus_;
+  uint64_t host_budget_ = uint64_t{1} << 30;
   DeviceTierOptions device_budget_;
   std::unique_ptr<DeviceTier> devices_;
 };
@@ -234,6 +235,89 @@ TEST_F(DeviceManagerTest, WhatAReleasedLeaseHasMappedStaysBookedUntilItEnds) {
   EXPECT_TRUE(OnLoop([&] { return manager_->Release(session, lease); }).ok());
   Eventually([&] { return Booked() == 0; });
   EXPECT_EQ(gpus_.used(kGpu), 0U);
+}
+
+// Room for one: the new copy takes the place of the lost one, whose booking is given back.
+TEST_F(DeviceManagerTest, ALostCopyIsMadeAgainWhereTwoDoNotFit) {
+  BootWith(All(), kCopy);
+  EXPECT_TRUE(Load(1).status.ok());
+  gpus_.Reset(kGpu);
+  Eventually([&] {
+    return !manager_->Version({"planner", 1})->resident->devices.front().lost() &&
+           gpus_.calls("Create") == 2;
+  });
+  EXPECT_EQ(Booked(), kCopy);
+}
+
+TEST_F(DeviceManagerTest, AGpuThatGoesAndComesBackHasItsCopiesAgain) {
+  BootWith(All());
+  EXPECT_TRUE(Swap(1).status.ok());
+  const auto generation =
+      OnLoop([&] { return manager_->Model("planner")->labels.at("stable").generation; });
+  gpus_.FailFrom("Check", 1, absl::UnavailableError("fell off the bus"));
+  gpus_.FailFrom("Report", 1, absl::UnavailableError("fell off the bus"));
+  Eventually([&] {
+    const auto version = manager_->Version({"planner", 1});
+    return version->device_residency == DeviceResidency::kLost;
+  });
+  Eventually([&] { return !devices_->Snapshot().gpus.front().usable; });
+  EXPECT_EQ(PhaseOf(1), Phase::kReady);
+  EXPECT_EQ(gpus_.calls("Create"), 1) << "nothing is made on a GPU that is not there";
+  gpus_.Heal();
+  Eventually([&] {
+    const auto version = manager_->Version({"planner", 1});
+    return version->device_residency == DeviceResidency::kResident &&
+           !version->resident->devices.front().lost() &&
+           manager_->Model("planner")->labels.at("stable").generation > generation;
+  });
+}
+
+TEST_F(DeviceManagerTest, AGpuThatComesLateGetsTheCopyThen) {
+  gpus_.FailFrom("Report", 1, absl::UnavailableError("no answer"));
+  BootWith(All());
+  EXPECT_TRUE(Swap(1).status.ok());
+  EXPECT_EQ(Version(1).device_residency, DeviceResidency::kNone);
+  gpus_.Heal();
+  Eventually([&] {
+    return manager_->Version({"planner", 1})->device_residency == DeviceResidency::kResident &&
+           manager_->Model("planner")->labels.at("stable").generation == 2;
+  });
+  EXPECT_TRUE(Acquire(NewSession(), OnGpu(1)).ok());
+}
+
+// What a client of a released lease has mapped does not come back by waiting: who can be evicted
+// is.
+TEST_F(DeviceManagerTest, RoomIsMadeBesideWhatAReleasedLeaseHolds) {
+  Put(3, {7, 8, 9});
+  BootWith(All(), 2 * kCopy);
+  EXPECT_TRUE(Load(1).status.ok());
+  const SessionId session = NewSession();
+  ASSERT_TRUE(Acquire(session, OnGpu(1)).ok());
+  EXPECT_TRUE(Await(OnLoop([&] {
+                return manager_->Unload({"planner", 1}, absl::ZeroDuration(), true, 0);
+              })).status.ok());
+  EXPECT_TRUE(Load(2).status.ok());  // Idle, the rest of the budget.
+  const OperationSnapshot load = Load(3);
+  EXPECT_TRUE(load.status.ok()) << load.status;
+  EXPECT_EQ(PhaseOf(2), Phase::kStaged);
+  EXPECT_EQ(Booked(), 2 * kCopy);
+}
+
+TEST_F(DeviceManagerTest, ACopyInHostMemoryThatDoesNotFitIsRefusedAndNotTriedForEver) {
+  gpus_.Add(kOther, "host_registered", uint64_t{64} * kMiB, kCopy);
+  DevicePolicy policy = All();
+  policy.gpu = kOther;
+  host_budget_ = kCopy;  // The copy alone, and not the version beside it.
+  BootWith(policy);
+  const OperationSnapshot load = Load(1);
+  EXPECT_TRUE(absl::IsResourceExhausted(load.status)) << load.status;
+  EXPECT_EQ(PhaseOf(1), Phase::kStaged);
+}
+
+TEST_F(DeviceManagerTest, AnAgentThatHungIsAskedAgain) {
+  BootWith(All());
+  gpus_.FailCall("Upload", 1, absl::DeadlineExceededError("no sign of progress"));
+  EXPECT_TRUE(Load(1).status.ok());
 }
 
 TEST_F(DeviceManagerTest, VersionsThatShareAFileShareItsCopy) {
