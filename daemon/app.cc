@@ -249,10 +249,11 @@ absl::Status App::Impl::Build() {
   interceptors.push_back(MakeRpcObserver(*metrics, clock));
   server = std::make_unique<ControlServer>(
       ControlServer::Deps{*manager, *loop, clock, *access, *publisher, health, model_watcher,
-                          *reloader},
+                          *reloader, worker_sessions},
       info, std::move(interceptors), CallGuard::Options{}, config.access.max_connections_per_uid);
-  for (Observer* observer : std::initializer_list<Observer*>{
-           &log_observer, metrics.get(), broker.get(), &health, &model_watcher, this}) {
+  for (Observer* observer :
+       std::initializer_list<Observer*>{&log_observer, metrics.get(), broker.get(), &health,
+                                        &model_watcher, &worker_sessions, this}) {
     manager->AddObserver(observer);
   }
   if (auto status = server->Start(); !status.ok()) return status;

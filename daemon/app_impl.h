@@ -96,6 +96,7 @@ struct App::Impl : public Observer {
   std::unique_ptr<HandleBroker> broker;
   HealthReporter health;
   ModelWatcher model_watcher;
+  WorkerSessions worker_sessions;
   std::unique_ptr<ConfigReloader> reloader;
   std::unique_ptr<ControlServer> server;
   std::unique_ptr<HttpEndpoint> http;

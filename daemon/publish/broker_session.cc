@@ -194,6 +194,7 @@ void BrokerSession::Handle(Request request, std::vector<UniqueFd>& fds) {
                    subscribed_ = true;
                  },
                  [&](const UploadRequest& upload) { OnUpload(id, upload, fds); },
+                 [&](const RedeemRequest& redeem) { OnRedeem(id, redeem); },
              },
              request.body);
 }
@@ -313,6 +314,29 @@ void BrokerSession::OnRelease(const ReleaseRequest& release) {
   leases_.erase(release.lease_id);
   // Not there: it was evicted, or it is another's and nothing happens. Release has no reply.
   (void)deps_.manager.Release(id_, release.lease_id);
+}
+
+void BrokerSession::OnRedeem(uint32_t request_id, const RedeemRequest& redeem) {
+  if (abi_ < abi::kFrameAbiRedeem) {
+    Violation(request_id,
+              absl::InvalidArgumentError(absl::StrCat("malformed session: a ticket in version ",
+                                                      abi_, " of the protocol, which has none")));
+    return;
+  }
+  const auto redeemed = deps_.manager.Redeem(id_, redeem.ticket);
+  if (!redeemed.ok()) {
+    if (absl::IsPermissionDenied(redeemed.status())) {
+      deps_.manager.ReportRefused(peer_, "redeem", RefusedFor::kTicket);
+    }
+    Reply(ErrorFrame(request_id, redeemed.status()));
+    return;
+  }
+  // The lease is not this session's: it neither ends it nor hears of it.
+  for (OutFrame& frame :
+       GrantFrames(request_id, 0, 1, redeemed->grant, /*redeclare=*/false, redeemed->device)) {
+    Reply(std::move(frame));
+    if (closed()) return;
+  }
 }
 
 void BrokerSession::OnUpload(uint32_t request_id, const UploadRequest& upload,

@@ -162,6 +162,7 @@ class BrokerSession {
   // The version to open a region of.
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> ToFetch(const FetchRequest& fetch);
   void OnRelease(const ReleaseRequest& release);
+  void OnRedeem(uint32_t request_id, const RedeemRequest& redeem);
   void OnUpload(uint32_t request_id, const UploadRequest& upload, std::vector<UniqueFd>& fds);
 
   struct PendingAcquire {

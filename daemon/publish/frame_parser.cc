@@ -165,6 +165,14 @@ absl::StatusOr<UploadRequest> ParseUpload(Bytes frame, size_t fd_count) {
   return request;
 }
 
+absl::StatusOr<RedeemRequest> ParseRedeem(Bytes frame) {
+  if (auto size = CheckSize(frame, sizeof(abi::Redeem), "Redeem"); !size.ok()) return size;
+  const auto raw = Read<abi::Redeem>(frame);
+  RedeemRequest request;
+  std::ranges::copy(raw.ticket, request.ticket.begin());
+  return request;
+}
+
 template <typename T>
 absl::StatusOr<Request> Finish(uint32_t request_id, absl::StatusOr<T> body) {
   if (!body.ok()) return body.status();
@@ -206,6 +214,8 @@ absl::StatusOr<Request> ParseRequest(Bytes frame, size_t fd_count) {
       return Finish(header.request_id, ParseSubscribe(frame));
     case abi::FrameType::kUpload:
       return Finish(header.request_id, ParseUpload(frame, fd_count));
+    case abi::FrameType::kRedeem:
+      return Finish(header.request_id, ParseRedeem(frame));
     default:
       return absl::InvalidArgumentError(
           absl::StrCat("malformed frame: type ", header.type, " is no request"));

@@ -59,10 +59,14 @@ struct UploadRequest {
   bool last = false;
 };
 
+struct RedeemRequest {
+  std::array<uint8_t, abi::kTicketBytes> ticket{};
+};
+
 struct Request {
   uint32_t request_id = 0;  // Not 0.
   std::variant<HelloRequest, AcquireRequest, FetchRequest, ReleaseRequest, SubscribeRequest,
-               UploadRequest>
+               UploadRequest, RedeemRequest>
       body;
 };
 

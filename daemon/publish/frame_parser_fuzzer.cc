@@ -36,6 +36,9 @@ void Check(std::span<const std::byte> frame, size_t fd_count) {
       Require(ref.version == 0 || acquire->redeclare ? named || ref.version != 0 : !named);
     }
   }
+  if (std::holds_alternative<RedeemRequest>(request->body)) {
+    Require(frame.size() == sizeof(abi::Redeem));
+  }
   Require((fd_count != 0) == std::holds_alternative<UploadRequest>(request->body));
 }
 

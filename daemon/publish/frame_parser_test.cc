@@ -97,6 +97,9 @@ TEST(ParseRequest, EveryRequestIsToldApart) {
       std::get<UploadRequest>(body(Frame(abi::FrameType::kUpload, upload, {}, 2), 2));
   EXPECT_EQ(parsed.first, 64U);
   EXPECT_TRUE(parsed.last);
+  abi::Redeem redeem{};
+  redeem.ticket[15] = 9;
+  EXPECT_EQ(std::get<RedeemRequest>(body(Frame(abi::FrameType::kRedeem, redeem))).ticket[15], 9);
 }
 
 TEST(ParseRequest, LengthsAreExact) {
@@ -160,6 +163,8 @@ TEST(ParseRequest, DescriptorsComeWithUploadsAlone) {
   EXPECT_THAT(Refusal(Frame(abi::FrameType::kUpload, abi::Upload{}, {}, 0), 0),
               HasSubstr("no descriptor"));
   EXPECT_NE(Refusal(Frame(abi::FrameType::kUpload, abi::Upload{}, {}, 65), 65), "(accepted)");
+  EXPECT_THAT(Refusal(Frame(abi::FrameType::kRedeem, abi::Redeem{}, {}, 1), 1),
+              HasSubstr("may carry none"));
   abi::Upload upload{};
   upload.first = std::numeric_limits<uint32_t>::max();
   EXPECT_THAT(Refusal(Frame(abi::FrameType::kUpload, upload, {}, 2), 2), HasSubstr("first file"));

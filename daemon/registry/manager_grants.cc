@@ -324,6 +324,7 @@ std::vector<Lease> ModelManager::Leases() const {
 }
 
 void ModelManager::Impl::LeaseEnded(Lease lease, LeaseChange change) {
+  EndTicket(lease.id);
   Tell([&](Observer& observer) { observer.OnLease(lease, change); });
   if (lease.device_memory != nullptr) {  // Maybe the last owner: not here.
     OnShortPool(
@@ -358,6 +359,9 @@ absl::Status ModelManager::Evict(LeaseId lease) {
 absl::StatusOr<std::shared_ptr<const ResidentVersion>> ModelManager::Leased(SessionId session,
                                                                             LeaseId lease) {
   const Lease* found = impl_->leases.Find(session, lease);
+  if (found == nullptr && impl_->lease_tickets.HasRedeemed(lease, session)) {
+    found = &impl_->leases.leases().at(lease);
+  }
   if (found == nullptr) {
     return absl::NotFoundError(absl::StrCat("lease ", lease, ": not held by this connection"));
   }

@@ -426,6 +426,8 @@ struct ModelManager::Impl {
   bool MayBecomeReady(const absl::Status& status, WaitFor wait_for) const;
   PendingAcquire TakePending(uint64_t id);
   void LeaseEnded(Lease lease, LeaseChange change);
+  // Its ticket, if it has one, is not good any more.
+  void EndTicket(LeaseId lease);
   // After labels of `model` moved.
   void ReviewStale(const std::string& model);
   bool IsStale(const Lease& lease) const;
@@ -509,6 +511,7 @@ struct ModelManager::Impl {
   bool labels_in_doubt = false;  // Since such a write, and what it was before is not there again.
   TimerId restore_timer = 0;
   std::map<OperationId, PendingSwap> swaps;
+  LeaseTickets lease_tickets;
   std::map<OperationId, PendingUpload> uploads;
   struct RunningPublish {
     PublishRequest request;

@@ -23,7 +23,6 @@ bool LooksLikeWeights(const std::string& path) {
 namespace {
 
 constexpr size_t kMostUploadFiles = 4096;
-constexpr absl::Duration kTicketLife = absl::Minutes(1);
 
 absl::Status CheckPublish(const PublishRequest& request) {
   if (!IsValidModelName(request.model)) {
@@ -99,12 +98,13 @@ absl::StatusOr<ModelManager::PublishTicket> ModelManager::PublishFromDescriptors
   upload.ticket = ticket.ticket;
   upload.uid = by.uid;
   upload.request = request;
-  upload.timer = impl.deps.loop.PostDelayed(kTicketLife, [&impl, id = ticket.operation] {
-    if (!impl.DropUpload(id)) return;
-    impl.operations.Finish(id, absl::DeadlineExceededError(absl::StrCat(
-                                   "publish: the files' descriptors did not come within ",
-                                   absl::FormatDuration(kTicketLife))));
-  });
+  upload.timer =
+      impl.deps.loop.PostDelayed(impl.options.ticket_life, [&impl, id = ticket.operation] {
+        if (!impl.DropUpload(id)) return;
+        impl.operations.Finish(id, absl::DeadlineExceededError(absl::StrCat(
+                                       "publish: the files' descriptors did not come within ",
+                                       absl::FormatDuration(impl.options.ticket_life))));
+      });
   impl.uploads.emplace(ticket.operation, std::move(upload));
   return ticket;
 }

@@ -39,6 +39,7 @@
 #include "daemon/registry/gc_policy.h"
 #include "daemon/registry/ids.h"
 #include "daemon/registry/lease_table.h"
+#include "daemon/registry/lease_tickets.h"
 #include "daemon/registry/retry_policy.h"
 #include "daemon/registry/snapshots.h"
 #include "daemon/store/labels.h"
@@ -159,6 +160,7 @@ struct ManagerOptions {
   std::map<std::string, ModelPolicy> model_policies;     // [[models]] of the configuration.
   uint64_t max_leases_per_uid = 4096;                    // Whoever it is.
   absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
+  absl::Duration ticket_life = absl::Minutes(1);         // Of tickets of publishes and of leases.
   absl::Duration health_interval = absl::Seconds(2);
   absl::Duration device_check_interval = absl::Seconds(10);  // Whether copies are still there.
   std::string file_protection = "file_mode";
@@ -237,9 +239,22 @@ class ModelManager {
   enum class WaitFor { kAnything, kKnownVersions };
   void AcquireOrWait(SessionId session, std::vector<AcquireRef> refs, absl::Duration timeout,
                      AcquireDone done, WaitFor wait_for = WaitFor::kAnything);
+  // For a transport that carries no descriptors: they come to who redeems the ticket, which is good
+  // once, for the holder's uid, for ticket_life and no longer than the lease. `device`: device
+  // memory was asked for. A second one for a lease ends the first.
+  absl::Duration ticket_life() const;
+  absl::StatusOr<LeaseTicket> IssueTicket(SessionId session, const Grant& grant, bool device);
+  struct RedeemedGrant {
+    Grant grant;
+    bool device = false;
+  };
+  // `session`: of who redeems it. It may fetch more of that lease (Leased), which stays the
+  // holder's. PERMISSION_DENIED for any bad ticket.
+  absl::StatusOr<RedeemedGrant> Redeem(SessionId session, const LeaseTicket& ticket);
   absl::Status Release(SessionId session, LeaseId lease);
   absl::Status Evict(LeaseId lease);
-  // The version that a lease of this session holds. NOT_FOUND.
+  // The version that a lease of this session, or one that it has redeemed the ticket of, holds.
+  // NOT_FOUND.
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Leased(SessionId session, LeaseId lease);
   // A transport tells how long an attach took, for the metrics.
   void ReportAttach(const std::string& model, const std::string& transport, absl::Duration took,

@@ -29,6 +29,8 @@ absl::string_view CallKindName(CallGuard::Kind kind) {
       return "publishes";
     case CallGuard::Kind::kReflection:
       return "reflection streams";
+    case CallGuard::Kind::kSession:
+      return "sessions of workers";
   }
   return "calls";
 }
@@ -48,6 +50,8 @@ CallGuard::Limit CallGuard::LimitOf(Kind kind) {
       return {.of_uid = 0, .of_readers = 0, .in_all = 8};
     case Kind::kReflection:
       return {.of_uid = 2, .of_readers = 4, .in_all = 6};
+    case Kind::kSession:
+      return {.of_uid = 256, .of_readers = 768, .in_all = 1024};
   }
   return {};
 }

@@ -31,14 +31,14 @@ namespace modelhost {
 
 class CallGuard {
  public:
-  enum class Kind { kCall, kWatch, kCommand, kPublish, kReflection };
+  enum class Kind { kCall, kWatch, kCommand, kPublish, kReflection, kSession };
   struct Limit {
     int of_uid;      // Of one uid that may not command.
     int of_readers;  // Of all such together.
     int in_all;
   };
   static Limit LimitOf(Kind kind);
-  // Threads enough for all of it.
+  // Threads enough for all that has one; a session of Worker has none.
   static int MostThreads();
 
   struct Options {
@@ -79,7 +79,7 @@ class CallGuard {
   struct Book {
     absl::Mutex mutex;
     std::unordered_map<const grpc::ServerContextBase*, Call> calls ABSL_GUARDED_BY(mutex);
-    std::array<Tally, 5> tallies ABSL_GUARDED_BY(mutex);
+    std::array<Tally, 6> tallies ABSL_GUARDED_BY(mutex);
     bool ticking ABSL_GUARDED_BY(mutex) = false;
   };
 

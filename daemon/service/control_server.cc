@@ -36,8 +36,10 @@ ControlServer::ControlServer(Deps deps, ServerInfo info, Interceptors intercepto
       info_(std::move(info)),
       connections_(deps.clock, TableLimits(most_connections_of_uid)),
       calls_(deps.loop, deps.clock, call_options),
-      service_({deps.manager, deps.loop, deps.clock, deps.access, deps.publisher, connections_,
-                calls_, deps.watcher, deps.config, info_}),
+      admission_({deps.manager, deps.loop, deps.access, connections_, calls_, info_}),
+      service_({deps.manager, deps.loop, deps.clock, admission_, deps.publisher, deps.watcher,
+                deps.config, info_}),
+      workers_({deps.manager, deps.loop, deps.clock, admission_, deps.workers, info_}),
       interceptors_(std::move(interceptors)) {}
 
 ControlServer::~ControlServer() { Shutdown(absl::ZeroDuration()); }
@@ -53,6 +55,7 @@ absl::Status ControlServer::Start() {
 
   grpc::ServerBuilder builder;
   builder.RegisterService(&service_);
+  builder.RegisterService(&workers_);
   builder.SetResourceQuota(quota);
   builder.SetMaxReceiveMessageSize(kMostReceivedBytes);
   builder.SetMaxSendMessageSize(-1);
@@ -109,10 +112,13 @@ void ControlServer::Shutdown(absl::Duration grace) {
   }
   if (server == nullptr) return;
   if (served && deps_.loop.InThread()) std::abort();  // Calls in flight wait for that thread.
-  service_.Stop();
+  admission_.Stop();
   deps_.health.Detach();
+  if (served) workers_.EndSessions();
   server->Shutdown(absl::ToChronoTime(absl::Now() + grace));
   server->Wait();
+  // What the last callbacks have posted names this server's parts.
+  if (served) RunAndWait(deps_.loop, [] {});
 }
 
 }  // namespace modelhost

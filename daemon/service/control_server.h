@@ -1,9 +1,9 @@
 // control.sock, behind the accept: gRPC over connections that we accepted ourselves, so that the
 // kernel tells who is there.
 //
-// Serves modelhost.v1.Control, grpc.health.v1.Health and server reflection. Threads, connections,
-// calls, streams and message sizes are bounded, and so is the time that a caller may take to be
-// told something; a peer that says nothing is pinged and dropped.
+// Serves modelhost.v1.Control and Worker, grpc.health.v1.Health and server reflection. Threads,
+// connections, calls, streams and message sizes are bounded, and so is the time that a caller may
+// take to be told something; a peer that says nothing is pinged and dropped.
 #pragma once
 
 #include <grpcpp/server.h>
@@ -20,20 +20,23 @@
 #include "daemon/platform/peer.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/registry/model_manager.h"
+#include "daemon/service/admission.h"
 #include "daemon/service/call_guard.h"
 #include "daemon/service/config_control.h"
 #include "daemon/service/connection_table.h"
 #include "daemon/service/control_service.h"
 #include "daemon/service/health_reporter.h"
 #include "daemon/service/model_watcher.h"
+#include "daemon/service/worker_service.h"
+#include "daemon/service/worker_sessions.h"
 #include "daemon/store/publish.h"
 
 namespace modelhost {
 
 class ControlServer {
  public:
-  // All outlive the server. `health` and `watcher` are observers of `manager`; whoever makes the
-  // manager adds them.
+  // All outlive the server. `health`, `watcher` and `workers` are observers of `manager`; whoever
+  // makes the manager adds them.
   struct Deps {
     ModelManager& manager;
     ControlLoop& loop;
@@ -43,6 +46,7 @@ class ControlServer {
     HealthReporter& health;
     ModelWatcher& watcher;
     ConfigControl& config;
+    WorkerSessions& workers;
   };
   using Interceptors =
       std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>>;
@@ -69,7 +73,9 @@ class ControlServer {
   const ServerInfo info_;
   ConnectionTable connections_;
   CallGuard calls_;
+  Admission admission_;
   ControlService service_;
+  WorkerService workers_;
   Interceptors interceptors_;  // Until Start.
 
   absl::Mutex mutex_;

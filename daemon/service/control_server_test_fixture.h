@@ -24,8 +24,8 @@
 #include "daemon/platform/unix_listener.h"
 #include "daemon/service/control_server.h"
 #include "tests/fakes/fixed_machine.h"
+#include "tests/fakes/hand_index.h"
 #include "tests/fakes/model_files.h"
-#include "tests/fakes/small_index.h"
 
 namespace modelhost {
 
@@ -83,7 +83,8 @@ class ControlServerTest : public ::testing::Test {
         ModelManager::Deps{os_, clock_, *loop_, *pool_, *pool_, *store_, *publisher_, *loader_,
                            *verified_, host_, memlock_, page_, state_dir_, *access_, machine_},
         options, LabelFile{.epoch = 7, .labels = {}});
-    for (Observer* observer : std::initializer_list<Observer*>{&health_, &watcher_, &refusals_}) {
+    for (Observer* observer :
+         std::initializer_list<Observer*>{&health_, &watcher_, &workers_, &refusals_}) {
       manager_->AddObserver(observer);
     }
     ServerInfo info;
@@ -93,7 +94,7 @@ class ControlServerTest : public ::testing::Test {
     info.admin_groups = {"operators"};
     server_ = std::make_unique<ControlServer>(
         ControlServer::Deps{*manager_, *loop_, clock_, *access_, *publisher_, health_, watcher_,
-                            config_},
+                            config_, workers_},
         info, ControlServer::Interceptors{}, call_options_);
     ASSERT_TRUE(server_->Start().ok());
     listener_.emplace(*UnixListener::Bind(SocketPath(), SocketType::kStream, 0600));
@@ -246,7 +247,7 @@ class ControlServerTest : public ::testing::Test {
   BudgetPool memlock_{"memlock", UINT64_MAX};
   RegionCache regions_;
   InProcessIndexer indexer_;
-  SmallIndex index_;
+  HandIndexBuilder index_;
   FixedMachine machine_;
   NoPage page_;
   ThreadPool chunks_{"chunks", 2};
@@ -255,6 +256,7 @@ class ControlServerTest : public ::testing::Test {
   std::unique_ptr<ThreadPool> pool_;
   HealthReporter health_;
   ModelWatcher watcher_;
+  WorkerSessions workers_;
   ScriptedConfig config_;
   Refusals refusals_;
   std::unique_ptr<ModelManager> manager_;

@@ -1,69 +1,11 @@
 // What all handlers share: rights, streams of operations.
 #include "daemon/service/control_service.h"
 
-#include <algorithm>
-
 #include "absl/cleanup/cleanup.h"
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "daemon/service/operation_queue.h"
 #include "daemon/service/proto_convert.h"
 
 namespace modelhost {
-namespace {
-
-std::string GroupsText(const std::vector<std::string>& groups) {
-  if (groups.empty()) return "the daemon's own user or root";
-  return absl::StrCat("group ", absl::StrJoin(groups, " or "));
-}
-
-}  // namespace
-
-absl::StatusOr<Peer> ControlService::Admit(const grpc::ServerContextBase& context, Right right,
-                                           absl::string_view verb, CallGuard::Kind kind) {
-  std::optional<Peer> peer = deps_.connections.Find(context.peer());
-  if (!peer.has_value()) {
-    return absl::UnauthenticatedError(
-        absl::StrCat(verb, ": the kernel did not say who is at the other end (connect again)"));
-  }
-  const bool command = right == Right::kCommand;
-  const bool may_command = deps_.access.MayCommand(*peer);
-  // Most may read by the daemon's policy; only for others the models' own are looked at.
-  const bool allowed =
-      may_command || (!command && (deps_.access.MayRead(*peer) || RunAndWait(deps_.loop, [&] {
-                                     return deps_.manager.MayReadSome(*peer);
-                                   })));
-  if (!allowed) {
-    deps_.loop.Post([&manager = deps_.manager, peer = *peer, what = std::string(verb)] {
-      manager.ReportRefused(peer, what);
-    });
-    std::vector<std::string> groups = deps_.info.admin_groups;
-    if (!command) {
-      groups.insert(groups.begin(), deps_.info.read_groups.begin(), deps_.info.read_groups.end());
-    }
-    return absl::PermissionDeniedError(
-        absl::StrCat(verb, ": uid ", peer->uid, " may not ", command ? "command" : "read",
-                     ": needs ", GroupsText(groups), " (an administrator can add the user to it)"));
-  }
-  if (stopping_) return absl::UnavailableError("the daemon is stopping");
-  if (auto status = deps_.calls.Enter(context, kind, *peer, may_command); !status.ok()) {
-    if (absl::IsResourceExhausted(status)) {
-      deps_.loop.Post([&manager = deps_.manager, peer = *peer, what = std::string(verb)] {
-        manager.ReportRefused(peer, what, RefusedFor::kCalls);
-      });
-    }
-    return absl::Status(status.code(), absl::StrCat(verb, ": ", status.message()));
-  }
-  return *std::move(peer);
-}
-
-absl::Status ControlService::CheckMayRead(const Peer& peer, const std::string& model) const {
-  if (deps_.manager.MayReadModel(peer, model)) return absl::OkStatus();
-  deps_.manager.ReportRefused(peer, absl::StrCat("read ", SafeText(model, 64)));
-  return absl::PermissionDeniedError(
-      absl::StrCat(SafeText(model, 64), ": uid ", peer.uid,
-                   " may not read this model (its read_groups, or those of [access], decide)"));
-}
 
 absl::Status ControlService::CheckMayRead(const Peer& peer,
                                           const OperationSnapshot& operation) const {
@@ -71,12 +13,6 @@ absl::Status ControlService::CheckMayRead(const Peer& peer,
   for (const LabelChange& change : operation.result.changes) {
     if (auto status = CheckMayRead(peer, change.model); !status.ok()) return status;
   }
-  return absl::OkStatus();
-}
-
-absl::Status ControlService::StillWanted(const grpc::ServerContext& context) const {
-  if (context.IsCancelled()) return absl::CancelledError("the caller has gone");
-  if (stopping_) return absl::UnavailableError("the daemon is stopping");
   return absl::OkStatus();
 }
 

@@ -14,7 +14,6 @@
 
 #include <grpcpp/server_context.h>
 
-#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -29,26 +28,15 @@
 #include "daemon/platform/peer.h"
 #include "daemon/platform/task_runner.h"
 #include "daemon/registry/model_manager.h"
+#include "daemon/service/admission.h"
 #include "daemon/service/call_guard.h"
 #include "daemon/service/config_control.h"
-#include "daemon/service/connection_table.h"
 #include "daemon/service/grpc_status.h"
 #include "daemon/service/model_watcher.h"
 #include "daemon/store/publish.h"
 #include "modelhost/v1/control.grpc.pb.h"
 
 namespace modelhost {
-
-// What GetStatus says about the daemon itself, and the groups that refusals name.
-struct ServerInfo {
-  std::string version;
-  std::string revision;
-  std::string runtime_dir;
-  std::string metrics_address;  // Empty when off.
-  int32_t pid = 0;
-  std::vector<std::string> read_groups;
-  std::vector<std::string> admin_groups;
-};
 
 class ControlService final : public v1::Control::Service {
  public:
@@ -62,18 +50,13 @@ class ControlService final : public v1::Control::Service {
     ModelManager& manager;
     ControlLoop& loop;
     Clock& clock;
-    const AccessPolicy& access;
+    Admission& admission;
     Publisher& publisher;
-    const ConnectionTable& connections;
-    CallGuard& calls;
     ModelWatcher& watcher;
     ConfigControl& config;
     const ServerInfo& info;
   };
   explicit ControlService(Deps deps) : deps_(deps) {}
-
-  // From now on streams end and calls are answered UNAVAILABLE. Any thread.
-  void Stop() { stopping_ = true; }
 
   // Whether this connection's peer may have one more reflection stream. Any thread but the loop's.
   absl::Status AdmitReflection(const grpc::ServerContextBase& context) {
@@ -154,16 +137,20 @@ class ControlService final : public v1::Control::Service {
                        v1::PublishResponse* response) override;
 
  private:
-  enum class Right { kRead, kCommand };
+  using Right = Admission::Right;
 
-  // Who asks, if that peer has the right and there is a place for the call.
   absl::StatusOr<Peer> Admit(const grpc::ServerContextBase& context, Right right,
-                             absl::string_view verb, CallGuard::Kind kind = CallGuard::Kind::kCall);
-  // Control thread: OK, or PERMISSION_DENIED for the one model.
-  absl::Status CheckMayRead(const Peer& peer, const std::string& model) const;
+                             absl::string_view verb,
+                             CallGuard::Kind kind = CallGuard::Kind::kCall) {
+    return deps_.admission.Admit(context, right, verb, kind);
+  }
+  absl::Status CheckMayRead(const Peer& peer, const std::string& model) const {
+    return deps_.admission.CheckMayRead(peer, model);
+  }
   absl::Status CheckMayRead(const Peer& peer, const OperationSnapshot& operation) const;
-  // OK, CANCELLED (the caller has gone) or UNAVAILABLE (the daemon stops).
-  absl::Status StillWanted(const grpc::ServerContext& context) const;
+  absl::Status StillWanted(const grpc::ServerContext& context) const {
+    return deps_.admission.StillWanted(context);
+  }
 
   using Start = std::function<absl::StatusOr<OperationId>(ModelManager&, uint32_t uid)>;
   // Admit, start on the control thread, tell until it is finished.
@@ -187,7 +174,6 @@ class ControlService final : public v1::Control::Service {
                                              const PublishRequest& request, OperationId operation);
 
   const Deps deps_;
-  std::atomic<bool> stopping_{false};
 };
 
 }  // namespace modelhost

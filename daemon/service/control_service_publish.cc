@@ -180,12 +180,14 @@ absl::StatusOr<PublishResult> ControlService::ReceiveFiles(
       deps_.publisher.Stage(request.model, request.version, request.files, request.requirements);
   if (!staged.ok()) return staged.status();
   // What is compared with the store's files at the end of each can take long: it stops when asked.
-  (*staged)->OnProgress([&](uint64_t) { return !stopping_ && !context.IsCancelled(); });
+  (*staged)->OnProgress(
+      [&](uint64_t) { return !deps_.admission.stopping() && !context.IsCancelled(); });
   FileCursor cursor(request.files, **staged);
 
   auto guard = std::make_shared<IdleGuard>(
-      context, deps_.loop, deps_.clock, kPublishIdle,
-      [this, operation] { return stopping_ || deps_.manager.IsOperationCancelled(operation); });
+      context, deps_.loop, deps_.clock, kPublishIdle, [this, operation] {
+        return deps_.admission.stopping() || deps_.manager.IsOperationCancelled(operation);
+      });
   const absl::Cleanup disarm = [&] { guard->Disarm(); };
   guard->Arm();
 
@@ -200,7 +202,8 @@ absl::StatusOr<PublishResult> ControlService::ReceiveFiles(
     const absl::Duration now = deps_.clock.Monotonic();
     if (now - told < kStreamTick) continue;
     told = now;
-    if (stopping_) return absl::UnavailableError("publish: the daemon is stopping");
+    if (deps_.admission.stopping())
+      return absl::UnavailableError("publish: the daemon is stopping");
     const bool cancelled = RunAndWait(deps_.loop, [&] {
       deps_.manager.ReportPublishProgress(operation, cursor.bytes_done());
       return deps_.manager.IsOperationCancelled(operation);
@@ -212,7 +215,8 @@ absl::StatusOr<PublishResult> ControlService::ReceiveFiles(
       return absl::DeadlineExceededError(
           absl::StrCat("publish: nothing came for ", absl::FormatDuration(kPublishIdle)));
     case IdleGuard::Why::kUnwanted:
-      if (stopping_) return absl::UnavailableError("publish: the daemon is stopping");
+      if (deps_.admission.stopping())
+        return absl::UnavailableError("publish: the daemon is stopping");
       return absl::CancelledError("publish: cancelled");
     case IdleGuard::Why::kNone:
       break;
@@ -243,7 +247,7 @@ grpc::Status ControlService::Publish(grpc::ServerContext* context,
   if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
 
   auto guard = std::make_shared<IdleGuard>(*context, deps_.loop, deps_.clock, kPublishIdle,
-                                           [this] { return stopping_.load(); });
+                                           [this] { return deps_.admission.stopping(); });
   guard->Arm();
   v1::PublishRequest first;
   const bool came = reader->Read(&first);

@@ -85,7 +85,7 @@ grpc::Status ControlService::PlanGarbage(grpc::ServerContext* context,
     if (!readable.ok()) return ToGrpcStatus(readable, about);
   }
   // Of all models: of those that the caller may read. What is left of others, commanders see.
-  const bool leftovers = deps_.access.MayCommand(*peer);
+  const bool leftovers = deps_.admission.MayCommand(*peer);
   const auto plan = Await<GarbagePlan>(*context, [&manager = deps_.manager, peer = *peer,
                                                   model = request->model(), leftovers](auto done) {
     manager.PlanGarbage(

@@ -20,13 +20,15 @@
 //                                        <-   Ack, and from then on Event frames, at any time
 //   Upload (ticket from Control.Publish) ->   +fds of source files
 //                                        <-   Ack
+//   Redeem (ticket from Worker.Session)  ->   (answered as an Acquire of one reference)
 //                                        <-   Error instead of any reply
 //
 // A reply carries the request_id of its request; an Event has request_id 0. Requests may be sent
 // without waiting for earlier replies; replies to one request are not interleaved with those to
 // another. At most kMaxFdsPerFrame descriptors come with a frame; receivers ask for CLOEXEC and
 // treat MSG_CTRUNC as an error. Descriptors with a frame that may carry none are closed and the
-// connection is ended. All leases of a connection end with it.
+// connection is ended. All leases of a connection end with it; that of a redeemed ticket is the
+// stream's that the ticket came from: it ends with that stream, and Fetch works until then.
 #pragma once
 
 #include <cstddef>
@@ -37,11 +39,13 @@
 namespace modelhost::abi {
 
 inline constexpr uint32_t kFrameAbiMin = 1;
-inline constexpr uint32_t kFrameAbi = 3;
+inline constexpr uint32_t kFrameAbi = 4;
 // From here on a reference that declares a lease again may name its label beside the version.
 inline constexpr uint32_t kFrameAbiDeclaredLabel = 2;
 // From here on a client may ask for device memory.
 inline constexpr uint32_t kFrameAbiDevice = 3;
+// From here on a client may redeem tickets.
+inline constexpr uint32_t kFrameAbiRedeem = 4;
 inline constexpr uint16_t kFrameMagic = 0x4d48;  // "HM"
 inline constexpr uint32_t kMaxFdsPerFrame = 64;
 inline constexpr uint32_t kMaxFrameBytes = 16384;
@@ -63,6 +67,7 @@ enum class FrameType : uint16_t {
   kError = 11,
   kUpload = 12,
   kDeviceFds = 13,
+  kRedeem = 14,
 };
 
 struct FrameHeader {
@@ -251,6 +256,11 @@ struct Upload {
   uint32_t last;   // 1: this frame completes the set.
 };
 
+struct Redeem {
+  FrameHeader header;
+  uint8_t ticket[kTicketBytes];  // Good once, for the uid that got it.
+};
+
 static_assert(SharedLayout<FrameHeader> && sizeof(FrameHeader) == 16);
 static_assert(sizeof(Hello) == 32 && sizeof(HelloReply) == 56);
 static_assert(sizeof(Ref) == 184 && sizeof(Acquire) == 32);
@@ -262,5 +272,6 @@ static_assert(sizeof(DeviceWant) == 48 && sizeof(DeviceFds) == 40 && sizeof(Devi
 static_assert(sizeof(DeviceFds) + kMaxFdsPerFrame * sizeof(DeviceRef) <= kMaxFrameBytes);
 static_assert(sizeof(Acquire) + kMaxSet * sizeof(Ref) + sizeof(DeviceWant) <= kMaxFrameBytes);
 static_assert(sizeof(Event) == 48 && sizeof(Error) == 24 && sizeof(Upload) == 40);
+static_assert(sizeof(Redeem) == 32);
 
 }  // namespace modelhost::abi

@@ -6,7 +6,7 @@ import struct
 
 MAGIC = 0x4D48
 (HELLO, HELLO_REPLY, ACQUIRE, GRANTED, REGION_FDS, FETCH, RELEASE, SUBSCRIBE, ACK, EVENT, ERROR,
- UPLOAD) = range(1, 13)
+ UPLOAD, DEVICE_FDS, REDEEM) = range(1, 15)
 HEADER = struct.Struct("=HHIII")
 NAME_BYTES = 72
 WAIT = 1
@@ -50,6 +50,11 @@ def fetch(lease, region, request=5):
 def upload(ticket, request=6, first=0, last=1, fds=1):
     payload = struct.pack("=16sII", ticket, first, last)
     return header(UPLOAD, len(payload), request, fds) + payload
+
+
+def redeem(ticket, request=7):
+    payload = struct.pack("=16s", ticket)
+    return header(REDEEM, len(payload), request) + payload
 
 
 def subscribe(request=4):

@@ -27,7 +27,8 @@ EVIL_NUMBERS = [0, 1, 2, 99, 2**31 - 1, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2
 # What may be done without rights to command. The rest must be refused to whoever may only read.
 READ_CALLS = {"GetStatus", "ListModels", "GetModel", "ListVersions", "GetVersion", "WatchModels",
               "PlanSwap", "PlanDelete", "PlanGarbage", "GetOperation", "ListOperations",
-              "WatchOperation", "ListClients", "ListLeases", "WatchEvents", "GetConfig"}
+              "WatchOperation", "ListClients", "ListLeases", "WatchEvents", "GetConfig",
+              "Session", "Resolve", "GetIndex"}
 
 
 class Served(Case):
@@ -70,6 +71,13 @@ class BogusNamesAndIds(Served):
         elif kind == "modelhost.v1.SwapTarget[]":
             yield {field: [{"model": value, "version": "1"}]}
             yield {field: [{"model": "planner", "version": "1"}, {"model": value, "version": "1"}]}
+        elif kind == "modelhost.v1.WorkerRef":
+            yield {field: {"model": value}}
+            yield {field: {"model": "planner", "label": value}}
+            yield {field: {"model": "planner", "digest": value}}
+        elif kind == "modelhost.v1.AcquireRequest":
+            yield {field: {"refs": [{"model": value}]}}
+            yield {field: {"refs": [{"model": "planner"}], "gpu": value}}
         elif kind == "modelhost.v1.PublishBegin":
             good = {"model": "planner", "version": "7", "files": [{"path": "a.bin", "bytes": "1"}]}
             yield {field: {**good, "model": value}}
@@ -200,7 +208,9 @@ class Rights(Served):
     def test_every_call_that_changes_something_is_refused_to_who_may_only_read(self):
         requests = {"Swap": {"targets": [{"model": "planner", "version": "1"}]},
                     "GetOperation": {"id": "op-1"}, "CancelOperation": {"id": "op-1"},
-                    "EvictLease": {"lease": "1"}, "WatchOperation": {"id": "op-1"}}
+                    "EvictLease": {"lease": "1"}, "WatchOperation": {"id": "op-1"},
+                    "Resolve": {"ref": {"model": "planner"}},
+                    "GetIndex": {"ref": {"model": "planner"}}}
         for user, refused in ((CLIENT, lambda m: m not in READ_CALLS),
                               (STRANGER, lambda m: True), (GUEST, lambda m: True)):
             rpc = self.rpc(user=user)

@@ -1,4 +1,5 @@
-// Any call of modelhost.v1.Control, with any request, for tests that have no gRPC of their own.
+// Any call of modelhost.v1.Control and Worker, with any request, for tests that have no gRPC of
+// their own.
 //
 //   rpc_probe --runtime-dir=D
 //
@@ -21,6 +22,7 @@
 
 #include "modelhost/v1/control.pb.h"
 #include "modelhost/v1/error_info.pb.h"
+#include "modelhost/v1/worker.pb.h"
 #include "tests/stress/stress_util.h"
 
 namespace modelhost::bench {
@@ -28,8 +30,17 @@ namespace {
 
 namespace pb = google::protobuf;
 
-const pb::ServiceDescriptor* Service() {
-  return v1::GetStatusRequest::descriptor()->file()->FindServiceByName("Control");
+std::vector<const pb::ServiceDescriptor*> Services() {
+  return {v1::GetStatusRequest::descriptor()->file()->FindServiceByName("Control"),
+          v1::ResolveRequest::descriptor()->file()->FindServiceByName("Worker")};
+}
+
+// Null: there is none. No two of them have one name.
+const pb::MethodDescriptor* FindMethod(const std::string& name) {
+  for (const pb::ServiceDescriptor* service : Services()) {
+    if (const auto* method = service->FindMethodByName(name); method != nullptr) return method;
+  }
+  return nullptr;
 }
 
 std::string Json(const pb::Message& message) {
@@ -65,7 +76,7 @@ class Probe {
     pb::Struct order, answer;
     if (!pb::util::JsonStringToMessage(line, &order).ok()) Die("line", "is no JSON: " + line);
     const std::string method = order.fields().at("method").string_value();
-    const pb::MethodDescriptor* found = Service()->FindMethodByName(method);
+    const pb::MethodDescriptor* found = FindMethod(method);
     if (found == nullptr) Die(method, "is no method");
     pb::DynamicMessageFactory factory(pb::DescriptorPool::generated_pool());
     const std::unique_ptr<pb::Message> request(factory.GetPrototype(found->input_type())->New());
@@ -147,8 +158,11 @@ class Probe {
 
 void Describe() {
   pb::Struct methods;
-  for (int i = 0; i < Service()->method_count(); ++i) {
-    const pb::MethodDescriptor* method = Service()->method(i);
+  std::vector<const pb::MethodDescriptor*> all;
+  for (const pb::ServiceDescriptor* service : Services()) {
+    for (int i = 0; i < service->method_count(); ++i) all.push_back(service->method(i));
+  }
+  for (const pb::MethodDescriptor* method : all) {
     pb::Struct& one = *(*methods.mutable_fields())[method->name()].mutable_struct_value();
     for (int f = 0; f < method->input_type()->field_count(); ++f) {
       const pb::FieldDescriptor* field = method->input_type()->field(f);
