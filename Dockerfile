@@ -20,7 +20,7 @@ FROM debian:bookworm-slim
 RUN apt-get update \
  && apt-get install -y --no-install-recommends \
       libabsl20220623 libgrpc29 libgrpc++1.51 libprotobuf32 libspdlog1.10 libssl3 libsystemd0 \
-      libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0 libsimdjson14 libtomlplusplus3 zlib1g \
+      libprometheus-cpp-core1.0 libprometheus-cpp-pull1.0 libsimdjson14 libtomlplusplus3 libre2-9 zlib1g \
  && rm -rf /var/lib/apt/lists/* \
  && groupadd --system --gid 970 modelhost \
  && groupadd --system --gid 971 modelhost-admin \

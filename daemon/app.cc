@@ -1,44 +1,18 @@
 #include "daemon/app.h"
 
 #include <sys/epoll.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <csignal>
 #include <cstdlib>
-#include <map>
-#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/config_reload.h"
-#include "daemon/observe/http_endpoint.h"
-#include "daemon/observe/log_observer.h"
-#include "daemon/observe/metrics.h"
+#include "daemon/app_impl.h"
 #include "daemon/observe/process_metrics.h"
 #include "daemon/observe/rpc_observer.h"
 #include "daemon/observe/state_metrics.h"
-#include "daemon/platform/clock.h"
-#include "daemon/platform/dir_watcher.h"
-#include "daemon/platform/event_loop.h"
-#include "daemon/platform/fd_closer.h"
-#include "daemon/platform/linux_os.h"
-#include "daemon/platform/peer.h"
-#include "daemon/platform/probed_machine.h"
-#include "daemon/platform/systemd.h"
-#include "daemon/platform/thread_pool.h"
-#include "daemon/platform/unix_listener.h"
-#include "daemon/publish/catalogue_writer.h"
-#include "daemon/publish/handle_broker.h"
-#include "daemon/publish/index_writer.h"
-#include "daemon/region/loader.h"
-#include "daemon/registry/model_manager.h"
-#include "daemon/runtime_dir.h"
-#include "daemon/service/control_server.h"
-#include "daemon/store/publish.h"
-#include "daemon/store/store.h"
 #include "proto/handle/fault_point.h"
 
 namespace modelhost {
@@ -46,20 +20,11 @@ namespace {
 
 constexpr char kIndexerName[] = "modelhost-indexer";
 constexpr int kLoadThreads = 4;  // Loads, verifications, publishes at one time.
+// Loads, verifications, publishes at one time.
 constexpr int kWorkThreads = 3;  // Label writes, scans, freeing: what must not wait for those.
+// Label writes, scans, freeing: what must not wait for those.
 constexpr int kOpenThreads = 2;
 constexpr uint32_t kSocketMode = 0666;  // Who may do what is decided by the kernel's credentials.
-constexpr absl::Duration kRpcGrace = absl::Seconds(1);
-// A disk that hangs must not hold up the stop: nothing on disk needs an orderly end. Well below the
-// TimeoutStopSec= of the unit.
-constexpr absl::Duration kStopTime = absl::Seconds(15);
-constexpr absl::Duration kShortageInterval = absl::Seconds(10);
-constexpr absl::Duration kAcceptPause = absl::Milliseconds(100);
-constexpr int kMostAccepts = 64;  // Of one turn of the loop: others are served in between.
-// Told to systemd again and again while the required models load.
-constexpr absl::Duration kStartTime = absl::Minutes(2);
-constexpr absl::Duration kStartTimeInterval = absl::Minutes(1);
-constexpr size_t kMostUnclosed = 4096;  // Sockets and descriptors of peers; more are not accepted.
 
 int LoadThreads(int configured) {
   if (configured > 0) return configured;
@@ -72,75 +37,6 @@ uint64_t HostBudget(const Config& config, const MemoryLimits& limits) {
 }
 
 }  // namespace
-
-// In the order of construction; destruction is the reverse.
-struct App::Impl : public Observer {
-  explicit Impl(AppOptions options_in)
-      : options(std::move(options_in)), logger(options.log_level), log_observer(logger, clock) {}
-
-  absl::Status Build();
-  absl::StatusOr<std::unique_ptr<ContentsIndexer>> MakeIndexer();
-  absl::StatusOr<UniqueFd> OpenIndexer();
-  absl::StatusOr<UnixListener> Listen(const std::string& name, SocketType type);
-  void AcceptControl();
-  void TellOfShortage(const std::string& socket, const absl::Status& why);
-  void OnSignal();
-  std::vector<ConfigEntry> FlagEntries() const;
-  void AskForTime();
-  void BeginStop(int signal_number);
-  void FeedWatchdog();
-  void RefreshWatches();
-  std::string StatusLine() const;
-
-  void OnReady(bool ready) override;
-  void OnScan(uint64_t added, uint64_t invalid) override;
-  void OnDesiredFile(const DesiredFileReport& report) override;
-
-  AppOptions options;
-  Logger logger;
-  SystemClock clock;
-  LogObserver log_observer;
-  LinuxOs os;
-  FdCloser closer;  // Last to go: it has what the others left.
-  OwnedDir runtime;
-  OwnedDir state;
-  std::optional<AccessPolicy> access;
-  std::unique_ptr<EventLoop> loop;
-  std::unique_ptr<Metrics> metrics;
-  std::unique_ptr<Store> store;
-  std::unique_ptr<VerifiedFiles> verified;
-  std::unique_ptr<Publisher> publisher;
-  std::unique_ptr<BudgetPool> host;
-  std::unique_ptr<BudgetPool> memlock;
-  SystemdFdStore fd_store;
-  RestoredMemory restored;
-  std::unique_ptr<Parking> parking;  // Null without an fd store. Outlives what it parked.
-  RegionCache regions;
-  IndexWriter index_writer;
-  ProbedMachine machine{clock};
-  std::unique_ptr<ThreadPool> chunk_pool;  // Pieces of a load.
-  std::unique_ptr<ContentsIndexer> indexer;
-  std::unique_ptr<Loader> loader;
-  std::unique_ptr<ThreadPool> load_pool;  // Whole loads, verifications, publishes.
-  std::unique_ptr<ThreadPool> pool;       // Everything else that blocks.
-  std::unique_ptr<ThreadPool> open_pool;  // Opens files for clients, who wait.
-  std::unique_ptr<CatalogueWriter> catalogue;
-  std::unique_ptr<ModelManager> manager;
-  std::unique_ptr<HandleBroker> broker;
-  HealthReporter health;
-  ModelWatcher model_watcher;
-  std::unique_ptr<ConfigReloader> reloader;
-  std::unique_ptr<ControlServer> server;
-  std::unique_ptr<HttpEndpoint> http;
-  std::unique_ptr<DirWatcher> watcher;
-  std::unique_ptr<DirWatcher> desired_watcher;
-  std::optional<UnixListener> control_listener;
-  std::optional<UnixListener> handles_listener;
-  WatchId control_watch = 0;
-  std::map<std::string, absl::Duration> shortage_told;  // By socket, when.
-  bool told_ready = false;
-  bool stopping = false;
-};
 
 absl::StatusOr<std::unique_ptr<App>> App::Build(AppOptions options) {
   auto impl = std::make_unique<Impl>(std::move(options));
@@ -188,6 +84,25 @@ absl::StatusOr<UniqueFd> App::Impl::OpenIndexer() {
     absl::StrAppend(&looked_in, looked_in.empty() ? "" : " or ", place);
   }
   return absl::NotFoundError(absl::StrCat(kIndexerName, ": not in ", looked_in));
+}
+
+// The GPUs are looked for in the background: what stays on the host does not wait for a driver.
+void App::Impl::MakeDevices() {
+  const Config::Device& config = options.config.device;
+  DeviceAgentOptions agent_options;
+  agent_options.ring_bytes = config.pinned_ring_bytes;
+  agent_options.threads = static_cast<uint32_t>(config.threads);
+  agent_options.allow_registered = config.allow_registered;
+  agent_options.stall = config.stall_timeout;
+  gpu_finder = std::make_unique<AgentFinder>(std::move(options.program), clock, agent_options);
+  DeviceTierOptions tier_options;
+  tier_options.enabled = config.enabled;
+  tier_options.budget_bytes = config.budget_bytes;
+  if (config.segment_bytes > 0) tier_options.segment_bytes = config.segment_bytes;
+  tier_options.ring_bytes = config.pinned_ring_bytes;
+  tier_options.discovery = config.stall_timeout;
+  devices = std::make_unique<DeviceTier>(*gpu_finder, clock, *host, tier_options);
+  loader->UseDevices(*devices);
 }
 
 absl::Status App::Impl::Build() {
@@ -258,6 +173,7 @@ absl::Status App::Impl::Build() {
     parking = std::make_unique<Parking>(os, fd_store, state.dir, parking_options);
     loader->UseFdStore(*parking, restored);
   }
+  MakeDevices();
   load_pool = std::make_unique<ThreadPool>("mh-load", kLoadThreads, in_background);
   pool = std::make_unique<ThreadPool>("mh-work", kWorkThreads);
   open_pool = std::make_unique<ThreadPool>("mh-open", kOpenThreads);
@@ -277,6 +193,7 @@ absl::Status App::Impl::Build() {
   manager_options.retry.most = config.load.retries;
   manager_options.max_leases_per_uid = config.access.max_leases_per_uid;
   manager_options.admission_timeout = config.load.admission_timeout;
+  manager_options.device_check_interval = config.device.check_interval;
   BrokerOptions broker_options;
   broker_options.max_connections_per_uid = std::min<size_t>(broker_options.max_connections_per_uid,
                                                             config.access.max_connections_per_uid);
@@ -284,7 +201,7 @@ absl::Status App::Impl::Build() {
   manager = std::make_unique<ModelManager>(
       ModelManager::Deps{os, clock, *loop, *load_pool, *pool, *store, *publisher, *loader,
                          *verified, *host, *memlock, *catalogue, state.dir, *access, machine,
-                         parking.get(), parking == nullptr ? nullptr : &restored},
+                         parking.get(), parking == nullptr ? nullptr : &restored, devices.get()},
       manager_options, *labels);
   broker_options.on_accept_pause = [this](const absl::Status& why) {
     TellOfShortage("handles", why);
@@ -326,8 +243,6 @@ absl::Status App::Impl::Build() {
   info.runtime_dir = options.runtime_dir;
   info.metrics_address = metrics_address;
   info.pid = ::getpid();
-  info.device_reason =
-      config.device.enabled ? "this build has no device tier" : "switched off in the configuration";
   info.read_groups = config.access.read_groups;
   info.admin_groups = config.access.admin_groups;
   ControlServer::Interceptors interceptors;
@@ -377,6 +292,10 @@ absl::Status App::Impl::Build() {
     restored.Take(os, fd_store, state.dir, std::exchange(options.inherited.stored, {}));
   }
   FaultPoint("start.serving");
+  pool->Post([this] {
+    devices->Discover();
+    loop->Post([this] { TellOfDevices(); });
+  });
   manager->Start();
   FeedWatchdog();
   AskForTime();
@@ -416,153 +335,6 @@ absl::StatusOr<UnixListener> App::Impl::Listen(const std::string& name, SocketTy
   }
   return UnixListener::Bind(absl::StrCat(options.runtime_dir, "/", name, ".sock"), type,
                             kSocketMode);
-}
-
-void App::Run() {
-  impl_->loop->Run();
-  if (impl_->parking != nullptr && !impl_->parking->Settle(kStopTime)) {
-    impl_->logger.Write(LogLevel::kError,
-                        LogLine("stop_forced").Add("note", "systemd takes no messages"));
-    std::_Exit(EXIT_FAILURE);
-  }
-  impl_->logger.Write(LogLevel::kInfo, LogLine("stopped"));
-}
-
-void App::Impl::AcceptControl() {
-  // Who is left waits for the next turn: the watch is level-triggered.
-  for (int accepted = 0; accepted < kMostAccepts && !stopping; ++accepted) {
-    auto socket = closer.waiting() < kMostUnclosed
-                      ? control_listener->Accept()
-                      : absl::ResourceExhaustedError("too many descriptors of peers hang in close");
-    if (absl::IsResourceExhausted(socket.status())) {
-      // Out of descriptors: the listener would be ready again and again. Others are served
-      // meanwhile.
-      TellOfShortage("control", socket.status());
-      loop->ChangeWatch(control_watch, 0);
-      loop->PostDelayed(kAcceptPause, [this] {
-        if (!stopping) loop->ChangeWatch(control_watch, EPOLLIN);
-      });
-      return;
-    }
-    if (!socket.ok()) return;
-    auto peer = PeerOf(*socket);
-    if (peer.ok()) {
-      peer->comm = CommOf(peer->pid);
-      // Who may do nothing is told so by every RPC: a closed connection would look like no daemon.
-      server->AddConnection(*socket, *peer);
-    }
-    closer.Close(peer.ok() ? peer->uid : FdCloser::kNobody, *std::move(socket));
-  }
-}
-
-// The shortage may last, and accepting is tried ten times a second: one line in a while.
-void App::Impl::TellOfShortage(const std::string& socket, const absl::Status& why) {
-  const absl::Duration now = clock.Monotonic();
-  const auto [told, first] = shortage_told.try_emplace(socket, now);
-  if (!first && now - told->second < kShortageInterval) return;
-  told->second = now;
-  logger.Write(LogLevel::kWarning, LogLine("accept").Add("socket", socket).AddError(why));
-}
-
-void App::Impl::OnSignal() {
-  signalfd_siginfo info{};
-  while (::read(options.signals.get(), &info, sizeof(info)) == sizeof(info)) {
-    if (info.ssi_signo == SIGHUP) {
-      reloader->Reload([](const absl::StatusOr<ReloadReport>&) {});  // Its log line is the answer.
-    } else {
-      BeginStop(static_cast<int>(info.ssi_signo));
-    }
-  }
-}
-
-void App::Impl::BeginStop(int signal_number) {
-  if (stopping) return;
-  stopping = true;
-  logger.Write(LogLevel::kInfo, LogLine("stopping").Add("signal", signal_number));
-  NotifyStopping();
-  // Withdraw first: no new grants, and readers of the page learn that another one will follow.
-  catalogue->Close();
-  loop->Unwatch(control_watch);
-  closer.Close(FdCloser::kNobody, control_listener->TakeFd());
-  // Before leases end: what is freed from here on stays in the fd store for the next daemon.
-  if (parking != nullptr) parking->Leave();
-  broker->Stop();
-  // Before anything waits: who loads stops, and RPCs that wait for a load are answered.
-  manager->CancelWork();
-  reloader->Stop();
-  loop->PostDelayed(kStopTime, [this] {
-    logger.Write(
-        LogLevel::kError,
-        LogLine("stop_forced")
-            .Add("note", "work did not end in time (does a disk hang?); ended without it"));
-    std::_Exit(EXIT_FAILURE);
-  });
-  // RPCs wait for the control thread, so it must go on turning while they end.
-  pool->Post([this] {
-    server->Shutdown(kRpcGrace);
-    loop->Post([this] {
-      manager->Stop([this] {
-        watcher.reset();
-        desired_watcher.reset();
-        loop->Quit();
-      });
-    });
-  });
-}
-
-void App::Impl::FeedWatchdog() {
-  const absl::Duration interval = WatchdogInterval();
-  if (interval == absl::InfiniteDuration()) return;
-  // From the control thread itself: a loop that hangs stops feeding.
-  NotifyWatchdog();
-  loop->PostDelayed(interval, [this] { FeedWatchdog(); });
-}
-
-std::string App::Impl::StatusLine() const {
-  const StatusSnapshot status = manager->Status();
-  return status.ready
-             ? absl::StrCat("ready, ", status.models, " models, ", status.leases, " leases")
-             : absl::StrCat("not ready: ", status.not_ready.front());
-}
-
-void App::Impl::OnReady(bool ready) {
-  if (stopping) return;
-  if (ready && !told_ready) {
-    told_ready = true;
-    NotifyReady(StatusLine());
-  } else {
-    NotifyStatus(StatusLine());
-  }
-}
-
-// The start may take as long as the required models do: while they are awaited, and this thread
-// turns, systemd does not give up.
-void App::Impl::AskForTime() {
-  if (told_ready || stopping) return;
-  NotifyExtendTimeout(kStartTime);
-  loop->PostDelayed(kStartTimeInterval, [this] { AskForTime(); });
-}
-
-void App::Impl::OnScan(uint64_t /*added*/, uint64_t /*invalid*/) { RefreshWatches(); }
-
-void App::Impl::OnDesiredFile(const DesiredFileReport& report) {
-  if (desired_watcher == nullptr || (report.watch.empty() && !report.file.empty())) return;
-  if (auto status = desired_watcher->SetPaths(report.watch); !status.ok()) {
-    logger.Write(LogLevel::kDebug, LogLine("watch").AddError(status));
-  }
-}
-
-void App::Impl::RefreshWatches() {
-  if (watcher == nullptr) return;
-  pool->Post([this] {
-    auto paths = store->WatchPaths();
-    loop->Post([this, paths = std::move(paths)] {
-      if (watcher == nullptr) return;
-      if (auto status = watcher->SetPaths(paths); !status.ok()) {
-        logger.Write(LogLevel::kWarning, LogLine("watch").AddError(status));
-      }
-    });
-  });
 }
 
 }  // namespace modelhost

@@ -31,6 +31,7 @@ struct AppOptions {
   std::string state_dir;
   std::string runtime_dir;
   std::string program_dir;            // Where this program lies; its helpers lie beside it.
+  UniqueFd program;                   // This very one, to start device agents with.
   std::string metrics_listen;         // "ADDR:PORT" or "off".
   bool metrics_required = false;      // Asked for by name: failing to listen is an error.
   std::set<std::string> given_flags;  // "--store", ...: for people who ask where a value is from.

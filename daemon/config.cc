@@ -22,6 +22,8 @@ namespace {
 
 constexpr int64_t kMaxThreads = 1024;
 constexpr int64_t kMaxRetries = 20;
+constexpr int64_t kMaxDeviceThreads = 8;
+constexpr uint64_t kLeastRing = uint64_t{1} << 20;
 constexpr size_t kMaxFileBytes = size_t{4} << 20;
 
 using KeyReader = std::function<absl::Status(const TomlField&)>;
@@ -186,11 +188,58 @@ Section LoadSection(Config& config) {
            [&](const TomlField& field) { return ReadIoPriority(field, config.load.io_priority); }}};
 }
 
+absl::Status Interval(const TomlField& field, absl::Duration least, absl::Duration& into) {
+  auto text = field.String();
+  if (!text.ok()) return text.status();
+  auto duration = ParseDuration(*text);
+  if (!duration.ok()) return field.Error(duration.status().message());
+  if (*duration < least) {
+    return field.Error(absl::StrCat("expected ", absl::FormatDuration(least), " or more"));
+  }
+  into = *duration;
+  return absl::OkStatus();
+}
+
 Section DeviceSection(Config& config) {
   return {{"enabled",
            [&](const TomlField& field) { return Set(field.Boolean(), config.device.enabled); }},
-          {"pinned_ring", [&](const TomlField& field) {
-             return Set(Size(field), config.device.pinned_ring_bytes);
+          {"pinned_ring",
+           [&](const TomlField& field) {
+             auto bytes = Size(field);
+             if (!bytes.ok()) return bytes.status();
+             if (*bytes < kLeastRing) return field.Error("expected \"1MiB\" or more");
+             config.device.pinned_ring_bytes = *bytes;
+             return absl::OkStatus();
+           }},
+          {"threads",
+           [&](const TomlField& field) {
+             auto threads = field.Integer();
+             if (!threads.ok()) return threads.status();
+             if (*threads < 1 || *threads > kMaxDeviceThreads) {
+               return field.Error(absl::StrCat("expected 1 to ", kMaxDeviceThreads));
+             }
+             config.device.threads = static_cast<int>(*threads);
+             return absl::OkStatus();
+           }},
+          {"stall_timeout",
+           [&](const TomlField& field) {
+             return Interval(field, absl::Seconds(1), config.device.stall_timeout);
+           }},
+          {"budget",
+           [&](const TomlField& field) {
+             auto bytes = Size(field);
+             if (!bytes.ok()) return bytes.status();
+             config.device.budget_bytes = *bytes;
+             return absl::OkStatus();
+           }},
+          {"segment_size",
+           [&](const TomlField& field) { return Set(Size(field), config.device.segment_bytes); }},
+          {"check_interval",
+           [&](const TomlField& field) {
+             return Interval(field, absl::Milliseconds(100), config.device.check_interval);
+           }},
+          {"allow_registered", [&](const TomlField& field) {
+             return Set(field.Boolean(), config.device.allow_registered);
            }}};
 }
 

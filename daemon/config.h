@@ -40,8 +40,15 @@ struct Config {
     absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   };
   struct Device {
-    bool enabled = true;  // This build serves the host tier only, whatever this says.
+    bool enabled = true;  // False: no driver is looked for; every model stays on the host.
+    // Of each GPU, while something is copied: pinned host memory, filled by that many threads.
     uint64_t pinned_ring_bytes = uint64_t{128} << 20;
+    int threads = 4;                                    // 1 to 8.
+    absl::Duration stall_timeout = absl::Seconds(30);   // A copy without progress has failed.
+    std::optional<uint64_t> budget_bytes;               // Of each GPU. Unset: 90 % of its memory.
+    uint64_t segment_bytes = 0;                         // The most of one allocation; 0: no limit.
+    absl::Duration check_interval = absl::Seconds(10);  // Whether the copies are still there.
+    bool allow_registered = false;                      // Mode host_registered: unprotected pages.
   };
   struct Metrics {
     std::string listen = "127.0.0.1:9464";  // As in ParseHttpAddress, or "off".

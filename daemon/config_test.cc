@@ -36,6 +36,12 @@ admission_timeout = "5s"
 [device]
 enabled = false
 pinned_ring = "64MiB"
+threads = 2
+stall_timeout = "5s"
+budget = "3GiB"
+segment_size = "1GiB"
+check_interval = "500ms"
+allow_registered = true
 [metrics]
 listen = "[::1]:9000"
 [access]
@@ -71,6 +77,12 @@ keep_previous = "90s"
   EXPECT_EQ(config->access.max_connections_per_uid, 5u);
   EXPECT_FALSE(config->device.enabled);
   EXPECT_EQ(config->device.pinned_ring_bytes, uint64_t{64} << 20);
+  EXPECT_EQ(config->device.threads, 2);
+  EXPECT_EQ(config->device.stall_timeout, absl::Seconds(5));
+  EXPECT_EQ(config->device.budget_bytes, uint64_t{3} << 30);
+  EXPECT_EQ(config->device.segment_bytes, uint64_t{1} << 30);
+  EXPECT_EQ(config->device.check_interval, absl::Milliseconds(500));
+  EXPECT_TRUE(config->device.allow_registered);
   EXPECT_EQ(config->metrics.listen, "[::1]:9000");
   EXPECT_THAT(config->access.read_groups, ElementsAre("robots"));
   EXPECT_TRUE(config->access.admin_groups.empty());
@@ -105,6 +117,8 @@ TEST(ConfigTest, UnknownKeysNameFileLineAndKey) {
   EXPECT_THAT(ErrorOf("\n\n[memroy]\n"), HasSubstr("modelhostd.toml:3: key 'memroy': unknown"));
   EXPECT_THAT(ErrorOf("[[models]]\nname = \"a\"\nresidence = \"warm\"\n"),
               HasSubstr("modelhostd.toml:3: key 'models.residence': unknown"));
+  EXPECT_THAT(ErrorOf("[[models]]\nname = \"a\"\ndevice = { tensors = [\"[\"] }\n"),
+              HasSubstr("modelhostd.toml:3: key 'models.device.tensors': '[': not a regular"));
 }
 
 TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {

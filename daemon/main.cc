@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "daemon/app.h"
+#include "daemon/device_agent/agent_server.h"
 #include "daemon/platform/machine_probe.h"
 #include "daemon/platform/sigbus_guard.h"
 #include "daemon/platform/systemd.h"
@@ -121,6 +122,10 @@ int Main(int argc, char** argv) {
   bool no_driver = false;
   probe->add_option("--answer", answer, "Number of the open descriptor to write to");
   probe->add_flag("--no-driver", no_driver, "Do not ask the CUDA driver");
+  CLI::App* agent = cli.add_subcommand(
+      "device-agent", "Make the CUDA calls of one GPU for a daemon, which starts this itself");
+  int agent_socket = -1;
+  agent->add_option("socket", agent_socket, "Number of the open socket to the daemon")->required();
   cli.add_option("--config", config_path, "Configuration file (modelhostd.toml)");
   cli.add_option("--store", store, "Where the models are kept");
   cli.add_option("--store-view", store_view,
@@ -140,6 +145,12 @@ int Main(int argc, char** argv) {
   }
 
   if (probe->parsed()) return Probe(answer, !no_driver);
+  if (agent->parsed()) {
+    if (::fcntl(agent_socket, F_GETFD) < 0) {
+      return Fail(2, absl::StrCat("device-agent: descriptor ", agent_socket, " is not open"));
+    }
+    ::_exit(RunDeviceAgent(UniqueFd(agent_socket)));  // Without a driver's own ways to end.
+  }
   AppOptions options;
   options.config = DefaultConfig();
   if (!config_path.empty()) {
@@ -170,6 +181,9 @@ int Main(int argc, char** argv) {
   options.state_dir = state.empty() ? DataDir() + "/state" : state;
   options.runtime_dir = runtime.empty() ? RuntimeDir() : runtime;
   options.program_dir = ProgramDir();
+  // Opened once: an upgrade that replaces it under a running daemon changes nothing.
+  // lint: allow(open) there is no Os yet
+  options.program = UniqueFd(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   options.metrics_listen = metrics.empty() ? options.config.metrics.listen : metrics;
   options.metrics_required = !metrics.empty() || options.config.metrics.given;
   for (const auto& [flag, text] :

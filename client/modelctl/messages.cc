@@ -106,6 +106,8 @@ ModelSummary Summarise(const v1::Model& model) {
   v1::Health worst = v1::HEALTH_UNSPECIFIED;
   for (const v1::Version& version : model.versions()) {
     summary.host_bytes += version.host_bytes();
+    summary.device_bytes += version.device_bytes();
+    summary.device_lost |= version.device_state() == "LOST";
     summary.leases += version.leases();
     if (version.phase() != v1::READY) continue;
     ready.push_back(version.version());
@@ -164,6 +166,15 @@ void WriteVersion(JsonWriter& json, const v1::Version& version) {
   json.Field("tier", version.tier());
   json.Field("hostBytes", uint64_t{version.host_bytes()});
   json.Field("lockedBytes", uint64_t{version.locked_bytes()});
+  json.Field("deviceBytes", uint64_t{version.device_bytes()});
+  json.Field("deviceState", version.device_state());
+  WriteObjects(json, "devices", version.devices(), [](JsonWriter& out, const v1::DeviceCopy& copy) {
+    out.Field("gpu", copy.gpu());
+    out.Field("mode", copy.mode());
+    out.Field("bytes", uint64_t{copy.bytes()});
+    out.Field("segments", uint64_t{copy.segments()});
+    out.Field("lost", copy.lost());
+  });
   json.Field("tensorCount", uint64_t{version.tensor_count()});
   json.Field("tensorBytes", uint64_t{version.tensor_bytes()});
   json.Key("requires");
@@ -222,7 +233,8 @@ void WriteModel(JsonWriter& json, const v1::Model& model) {
   json.FieldSeconds("keepPreviousSeconds", SecondsOf(model.keep_previous()));
   json.Field("policyError", model.policy_error());
   json.Field("hostBytes", summary.host_bytes);
-  json.Field("deviceBytes", uint64_t{0});
+  json.Field("deviceBytes", summary.device_bytes);
+  json.Field("device", model.device());
   json.Field("leases", summary.leases);
   json.Field("health", summary.health);
 }
@@ -234,6 +246,7 @@ void WriteLease(JsonWriter& json, const v1::Lease& lease) {
   json.Field("version", uint64_t{lease.version()});
   json.Field("label", lease.label());
   json.Field("transport", lease.transport());
+  json.Field("gpu", lease.gpu());
   if (lease.has_since()) json.Field("since", Rfc3339(ToAbsl(lease.since())));
   json.Field("pid", lease.pid());
   json.Field("uid", lease.uid());
@@ -316,8 +329,20 @@ void WriteStatus(JsonWriter& json, const v1::GetStatusResponse& status) {
   WriteObjects(json, "devices", status.devices(),
                [](JsonWriter& out, const v1::DeviceStatus& device) {
                  out.Field("uuid", device.uuid());
+                 out.Field("name", device.name());
+                 out.Field("driver", device.driver());
                  out.Field("mode", device.mode());
                  out.Field("reason", device.reason());
+                 out.Field("limits", device.limits());
+                 out.Field("usable", device.usable());
+                 out.Field("problem", device.problem());
+                 out.Field("totalBytes", uint64_t{device.total_bytes()});
+                 out.Field("budgetBytes", uint64_t{device.budget_bytes()});
+                 out.Field("reservedBytes", uint64_t{device.reserved_bytes()});
+                 out.Field("copies", uint64_t{device.copies()});
+                 out.Field("copiedBytes", uint64_t{device.copied_bytes()});
+                 out.Field("importers", uint64_t{device.importers()});
+                 out.Field("lostCopies", uint64_t{device.lost_copies()});
                });
   json.EndObject();
 }

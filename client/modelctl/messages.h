@@ -29,6 +29,8 @@ struct ModelSummary {
   std::string labels;          // "stable=8,canary=9"
   std::string versions_ready;  // "7,8"
   uint64_t host_bytes = 0;
+  uint64_t device_bytes = 0;  // On all GPUs.
+  bool device_lost = false;
   uint64_t leases = 0;
   // OK, DEGRADED, SUSPECT; NOT_READY when a label names a version that is not READY; empty when
   // nothing is resident and nothing need be.

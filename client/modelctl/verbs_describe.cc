@@ -88,6 +88,10 @@ std::string DescribeVersion(Context& context, const v1::Version& version,
                         : absl::StrCat(version.tier(), " (", version.residency(), " asked for)")});
   facts.Add({"host", absl::StrCat(FormatBytes(version.host_bytes()), ", ",
                                   FormatBytes(version.locked_bytes()), " locked")});
+  for (const v1::DeviceCopy& copy : version.devices()) {
+    facts.Add({copy.gpu(), absl::StrCat(copy.mode(), ", ", FormatBytes(copy.bytes()),
+                                        copy.lost() ? ", lost" : "")});
+  }
   facts.Add({"leases", absl::StrCat(version.leases())});
   facts.Add({"created", version.has_created() ? absl::StrCat(Rfc3339(ToAbsl(version.created())),
                                                              "  (", age(version.created()), " ago)")

@@ -1,4 +1,4 @@
-// Verbs that look and change nothing: status, ls, versions, label ls, clients, leases, health.
+// Verbs that look and change nothing: ls, versions, label ls, clients, leases, health.
 #include <algorithm>
 #include <chrono>
 #include <map>
@@ -7,7 +7,6 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/time/clock.h"
-#include "client/modelctl/desired.h"
 #include "client/modelctl/messages.h"
 #include "client/modelctl/ref.h"
 #include "client/modelctl/render.h"
@@ -71,13 +70,18 @@ std::vector<Table::Column> ModelColumns(bool wide) {
   return columns;
 }
 
+Cell DeviceCell(const ModelSummary& summary) {
+  if (summary.device_lost) return {"LOST", Tint::kBad};
+  return {summary.device_bytes == 0 ? "" : FormatBytes(summary.device_bytes)};
+}
+
 std::vector<Cell> ModelRow(const v1::Model& model, bool wide) {
   const ModelSummary summary = Summarise(model);
   std::vector<Cell> row = {model.name(),
                            summary.labels,
                            summary.versions_ready,
                            summary.host_bytes == 0 ? "" : FormatBytes(summary.host_bytes),
-                           "",
+                           DeviceCell(summary),
                            absl::StrCat(summary.leases),
                            Cell(summary.health, TintOf(summary.health))};
   if (wide) {
@@ -141,83 +145,7 @@ Exit WatchModels(Context& context) {
   return status.ok() ? Exit::Ok() : context.RpcExit(status, "watch");
 }
 
-std::string Budget(const v1::BudgetPool& pool) {
-  return absl::StrCat(FormatBytes(pool.reserved_bytes()), " of ",
-                      pool.unlimited() ? "unlimited" : FormatBytes(pool.limit_bytes()));
-}
-
-Cell Restart(const v1::RestartStatus& restart) {
-  if (!restart.fd_store()) return Cell("reads from disk: there is no fd store");
-  std::string text = absl::StrCat(Plural(restart.parked(), "descriptor"), " in the fd store");
-  if (restart.received() > 0) {
-    absl::StrAppend(&text, "; after the last one ", restart.restored_versions(),
-                    " restored without a read, ", restart.reread_versions(), " read again, ",
-                    restart.failed_versions(), " lost");
-  }
-  if (restart.problem().empty()) return Cell(text);
-  return Cell(absl::StrCat(text, ": ", restart.problem()), Tint::kBad);
-}
-
 }  // namespace
-
-Exit Status(Context& context) {
-  const auto status =
-      context.Call("status", &v1::Control::StubInterface::GetStatus, v1::GetStatusRequest());
-  if (!status.ok()) return status.exit();
-  if (context.json()) {
-    JsonWriter json(context.json_style());
-    json.BeginDocument("Status");
-    WriteStatus(json, *status);
-    json.EndObject();
-    context.Print(std::move(json).Take());
-    return Exit::Ok();
-  }
-  if (context.names()) {
-    context.PrintLine("modelhostd");
-    return Exit::Ok();
-  }
-  Table table({{"KEY"}, {"VALUE"}});
-  table.Add({"version", status->revision().empty()
-                            ? status->version()
-                            : absl::StrCat(status->version(), " (", status->revision(), ")")});
-  table.Add({"epoch", absl::StrCat(status->epoch())});
-  table.Add({"uptime",
-             absl::StrCat(HumanDuration(ToAbsl(status->uptime())), "  (pid ", status->pid(), ")")});
-  table.Add({"ready", status->ready()
-                          ? Cell("yes", Tint::kGood)
-                          : Cell(absl::StrCat("no: ", absl::StrJoin(status->not_ready(), "; ")),
-                                 Tint::kBad)});
-  table.Add({"store",
-             status->store_error().empty()
-                 ? Cell(status->store())
-                 : Cell(absl::StrCat(status->store(), ": ", status->store_error()), Tint::kBad)});
-  table.Add({"sockets", status->runtime_dir()});
-  table.Add({"metrics", status->metrics_address().empty() ? "off" : status->metrics_address()});
-  for (const v1::BudgetPool& pool : status->pools()) {
-    table.Add({absl::StrCat("budget ", pool.name()), Budget(pool)});
-  }
-  table.Add({"memlock", status->memlock_policy()});
-  table.Add({"file protection", status->file_protection()});
-  table.Add({"device", status->device_reason().empty()
-                           ? status->device_mode()
-                           : absl::StrCat(status->device_mode(), ": ", status->device_reason())});
-  for (const v1::DeviceStatus& device : status->devices()) {
-    table.Add({absl::StrCat("device ", device.uuid()),
-               device.reason().empty() ? device.mode()
-                                       : absl::StrCat(device.mode(), ": ", device.reason())});
-  }
-  AddDesiredRows(table, status->desired(), context.wide());
-  table.Add({"models", absl::StrCat(status->models())});
-  table.Add({"clients", absl::StrCat(status->clients(), ", ", Plural(status->leases(), "lease"))});
-  if (status->restart().fd_store() || context.wide()) {
-    table.Add({"restart", Restart(status->restart())});
-  }
-  if (status->invalid_transitions() > 0 || context.wide()) {
-    table.Add({"invalid transitions", absl::StrCat(status->invalid_transitions())});
-  }
-  context.Print(table.Render(context.colour(), false));
-  return Exit::Ok();
-}
 
 Exit ListModels(Context& context, bool watch) {
   if (watch) return WatchModels(context);

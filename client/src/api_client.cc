@@ -40,10 +40,41 @@ struct Asked {
   std::vector<Ref> refs;
   bool wait = false;
   SteadyTime deadline;
+  DeviceRequest device;
 };
 
+// Which GPU, and its context, before anything is asked of the daemon.
+Result<DeviceRequest> ReadDevice(const mh_acquire_options& options, bool may_keep_addresses) {
+  using Want = DeviceRequest::Want;
+  const auto invalid = [](const char* why) {
+    return Error{Code::kInvalidArgument, std::string("acquire: ") + why, 0};
+  };
+  DeviceRequest request;
+  if (options.want > MH_WANT_DEVICE_IF_ANY || options.device_flags > MH_DEVICE_SAME_ADDRESSES) {
+    return invalid("`want` or `device_flags` is not a value that this library knows");
+  }
+  request.same_addresses = options.device_flags == MH_DEVICE_SAME_ADDRESSES;
+  if (request.same_addresses && (!may_keep_addresses || options.want != MH_WANT_DEVICE)) {
+    return invalid("MH_DEVICE_SAME_ADDRESSES goes with mh_follow and MH_WANT_DEVICE alone");
+  }
+  if (options.want == MH_WANT_HOST) {
+    if (options.gpu != nullptr) return invalid("a GPU is named, but nothing is wanted on it");
+    return request;
+  }
+  request.want = options.want == MH_WANT_DEVICE ? Want::kDevice : Want::kDeviceIfAny;
+  auto device = CudaDevice::Open(options.gpu);
+  if (device.ok()) {
+    request.device = *std::move(device);
+  } else if (request.want == Want::kDevice) {
+    return std::move(device).error();
+  } else {
+    request.why_not = device.error().text;
+  }
+  return request;
+}
+
 Result<Asked> ReadRequest(const mh_client* client, const char* const* refs, size_t count,
-                          const mh_acquire_options* options) {
+                          const mh_acquire_options* options, bool may_keep_addresses = false) {
   if (client == nullptr || refs == nullptr) {
     return Error{Code::kInvalidArgument, "acquire: the client or the reference is NULL", 0};
   }
@@ -73,14 +104,19 @@ Result<Asked> ReadRequest(const mh_client* client, const char* const* refs, size
           ? client->session->DefaultDeadline()
           : std::chrono::steady_clock::now() +
                 std::chrono::milliseconds(std::min(read.deadline_ms, kLongestDeadlineMs));
+  auto device = ReadDevice(read, may_keep_addresses);
+  if (!device.ok()) return std::move(device).error();
+  asked.device = *std::move(device);
   return asked;
 }
 
 Result<std::shared_ptr<LiveModels>> StartLive(mh_client* client, const char* const* refs,
-                                              size_t count, const mh_acquire_options* options) {
-  auto asked = ReadRequest(client, refs, count, options);
+                                              size_t count, const mh_acquire_options* options,
+                                              bool may_keep_addresses) {
+  auto asked = ReadRequest(client, refs, count, options, may_keep_addresses);
   if (!asked.ok()) return std::move(asked).error();
-  return LiveModels::Start(client->session, std::move(asked->refs), asked->wait, asked->deadline);
+  return LiveModels::Start(client->session, std::move(asked->refs), asked->wait, asked->deadline,
+                           std::move(asked->device));
 }
 
 mh_status ReportLive(const std::shared_ptr<LiveModels>& models, mh_error* error) {
@@ -235,7 +271,7 @@ mh_status mh_acquire_set(mh_client* client, const char* const* refs, size_t coun
     }
     auto asked = modelhost::ReadRequest(client, refs, count, options);
     if (!asked.ok()) return Report(error, asked.error());
-    auto held = client->session->Acquire(asked->refs, asked->wait, asked->deadline);
+    auto held = client->session->Acquire(asked->refs, asked->wait, asked->deadline, asked->device);
     if (!held.ok()) return Report(error, held.error());
     std::vector<modelhost::HandleRef> made;
     made.reserve(count);
@@ -261,7 +297,7 @@ mh_status mh_follow(mh_client* client, const char* ref, const mh_acquire_options
     if (live == nullptr) {
       return Report(error, MH_INVALID_ARGUMENT, "follow: no place for the live model (NULL)");
     }
-    auto models = modelhost::StartLive(client, &ref, 1, options);
+    auto models = modelhost::StartLive(client, &ref, 1, options, /*may_keep_addresses=*/true);
     if (!models.ok()) return Report(error, models.error());
     *live = new mh_live{*std::move(models)};
     return ReportOk(error);
@@ -274,6 +310,15 @@ const mh_handle* mh_live_adopt(mh_live* live) {
 }
 
 const mh_handle* mh_live_current(const mh_live* live) { return live->models->current(0); }
+
+mh_status mh_live_remap(mh_live* live, const mh_handle** handle, mh_error* error) {
+  return Guarded(error, [&] {
+    if (live == nullptr) return Report(error, MH_INVALID_ARGUMENT, "remap: no live model (NULL)");
+    const auto remapped = live->models->Remap();
+    if (handle != nullptr) *handle = live->models->current(0);
+    return remapped.ok() ? ReportOk(error) : Report(error, remapped.error());
+  });
+}
 
 mh_status mh_live_status(const mh_live* live, mh_error* error) {
   return modelhost::ReportLive(live->models, error);
@@ -291,7 +336,7 @@ mh_status mh_follow_set(mh_client* client, const char* const* refs, size_t count
     if (live == nullptr) {
       return Report(error, MH_INVALID_ARGUMENT, "follow: no place for the live set (NULL)");
     }
-    auto models = modelhost::StartLive(client, refs, count, options);
+    auto models = modelhost::StartLive(client, refs, count, options, /*may_keep_addresses=*/false);
     if (!models.ok()) return Report(error, models.error());
     *live = new mh_live_set{*std::move(models)};
     return ReportOk(error);

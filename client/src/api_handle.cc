@@ -71,6 +71,7 @@ mh_status FillTensor(const Model& model, size_t number, mh_tensor_view* view) {
       made.alignment = std::min(kMostAlignment, uint32_t{1} << std::min(zeros, 31));
     }
   }
+  made.device_data = model.DeviceData(entry);
   if (view->error != nullptr) ReportOk(view->error);
   CopyOut(made, kLeastTensorView, view);
   return MH_OK;
@@ -107,6 +108,21 @@ const char* mh_handle_digest(const mh_handle* handle) {
 
 const char* mh_handle_format(const mh_handle* handle) {
   return handle->model->index().format().data();
+}
+
+const char* mh_handle_gpu(const mh_handle* handle) {
+  const modelhost::CudaImage* image = handle->model->image();
+  return image == nullptr ? "" : image->device()->uuid().c_str();
+}
+
+const char* mh_handle_device_mode(const mh_handle* handle) {
+  const modelhost::CudaImage* image = handle->model->image();
+  return modelhost::DeviceModeText(image == nullptr ? modelhost::abi::DeviceMode::kNone
+                                                    : image->mode());
+}
+
+const char* mh_handle_device_reason(const mh_handle* handle) {
+  return handle->model->no_device().c_str();
 }
 
 int mh_superseded(const mh_handle* handle) { return handle->lease->Superseded() ? 1 : 0; }

@@ -85,7 +85,8 @@ Result<IndexReader> IndexReader::Open(std::span<const std::byte> bytes) {
   }
   if (!abi::IndexFits(header, bytes.size())) return broken("its tables do not fit in it");
   // Numbers of entries are 32 bits wide in the tables themselves.
-  if (header.tensors.count >= abi::kNone || header.regions.count >= abi::kNone) {
+  if (header.tensors.count >= abi::kNone || header.regions.count >= abi::kNone ||
+      header.device_segments.count >= abi::kNone) {
     return broken("too many entries");
   }
   reader.tensors_ = Table<abi::TensorEntry>(bytes, header.tensors);
@@ -93,6 +94,7 @@ Result<IndexReader> IndexReader::Open(std::span<const std::byte> bytes) {
   reader.dims_ = Table<int64_t>(bytes, header.dims);
   reader.files_ = Table<abi::FileEntry>(bytes, header.files);
   reader.regions_ = Table<abi::RegionEntry>(bytes, header.regions);
+  reader.segments_ = Table<abi::DeviceSegmentEntry>(bytes, header.device_segments);
   reader.components_ = Table<abi::ComponentEntry>(bytes, header.components);
   reader.metadata_ = Table<abi::MetadataEntry>(bytes, header.metadata);
   const auto strings = Table<char>(bytes, header.strings);
@@ -166,6 +168,14 @@ Find IndexReader::FindTensor(std::string_view name, size_t* number) const {
   return Find::kMissing;
 }
 
+bool IndexReader::DeviceFits(const abi::TensorEntry& entry) const {
+  if ((entry.flags & abi::kTensorOnDevice) == 0 || entry.device_segment == abi::kNone) return true;
+  if (entry.device_segment >= segments_.size()) return false;
+  const abi::DeviceSegmentEntry& segment = segments_[entry.device_segment];
+  return segment.region == entry.region && entry.device_offset <= segment.bytes &&
+         entry.nbytes <= segment.bytes - entry.device_offset;
+}
+
 bool IndexReader::Tensor(size_t number, IndexTensor* tensor) const {
   if (number >= tensors_.size()) return false;
   const abi::TensorEntry& entry = tensors_[number];
@@ -189,12 +199,12 @@ bool IndexReader::Tensor(size_t number, IndexTensor* tensor) const {
     if (!fits(entry.strides)) return false;
     tensor->strides = dims_.data() + entry.strides;
   }
-  if ((entry.flags & abi::kTensorMappable) == 0) return true;
+  if ((entry.flags & abi::kTensorMappable) == 0) return (entry.flags & abi::kTensorOnDevice) == 0;
   if (entry.region >= regions_.size()) return false;
   const uint64_t room = regions_[entry.region].bytes;
   uint64_t reached = 0;
   return entry.region_offset <= room && entry.nbytes <= room - entry.region_offset &&
-         BytesReached(*tensor, &reached) && reached <= entry.nbytes;
+         BytesReached(*tensor, &reached) && reached <= entry.nbytes && DeviceFits(entry);
 }
 
 Find IndexReader::FindFile(std::string_view path, size_t* number) const {

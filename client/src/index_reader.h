@@ -50,11 +50,13 @@ class IndexReader {
   size_t component_count() const { return components_.size(); }
   size_t metadata_count() const { return metadata_.size(); }
   std::span<const abi::RegionEntry> regions() const { return regions_; }
+  std::span<const abi::DeviceSegmentEntry> device_segments() const { return segments_; }
 
   // By bare name, else by "component/name". kFound sets `number`, kAmbiguous the first of several.
   Find FindTensor(std::string_view name, size_t* number) const;
   // False: out of range, or broken. What is mappable lies inside its region, and so does every
-  // element that its shape and strides reach.
+  // element that its shape and strides reach; what is on a device is mappable and lies inside its
+  // segment, if it has one.
   bool Tensor(size_t number, IndexTensor* tensor) const;
 
   Find FindFile(std::string_view path, size_t* number) const;
@@ -71,6 +73,7 @@ class IndexReader {
  private:
   bool Text(const abi::StringRef& ref, std::string_view* text) const;
   Find FindBare(std::string_view name, const std::string_view* component, size_t* number) const;
+  bool DeviceFits(const abi::TensorEntry& entry) const;
   bool NameOf(size_t number, std::string_view* name) const;
   size_t LowerBound(std::string_view name) const;
   size_t PlaceOfFile(std::string_view path) const;
@@ -81,6 +84,7 @@ class IndexReader {
   std::span<const int64_t> dims_;
   std::span<const abi::FileEntry> files_;
   std::span<const abi::RegionEntry> regions_;
+  std::span<const abi::DeviceSegmentEntry> segments_;
   std::span<const abi::ComponentEntry> components_;
   std::span<const abi::MetadataEntry> metadata_;
   std::string_view strings_;

@@ -49,6 +49,12 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
       if (tensor.strides != nullptr) sum = tensor.strides[k];
     }
     (void)sum;
+    if ((tensor.entry->flags & modelhost::abi::kTensorOnDevice) != 0 &&
+        tensor.entry->device_segment != modelhost::abi::kNone &&
+        tensor.entry->device_offset + tensor.entry->nbytes >
+            reader.device_segments()[tensor.entry->device_segment].bytes) {
+      std::abort();
+    }
     if (names.size() < 16) names.push_back(std::string(tensor.name));
     if (names.size() < 16) {
       names.push_back(std::string(tensor.component) + "/" + std::string(tensor.name));

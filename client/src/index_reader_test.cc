@@ -139,6 +139,33 @@ INSTANTIATE_TEST_SUITE_P(
         Damage{"negative_shape", [](Aligned& i) { i.At<int64_t>(i.header().dims.offset) = -1; }}),
     [](const auto& each) { return each.param.what; });
 
+class DamagedPlace : public ::testing::TestWithParam<Damage> {};
+
+TEST_P(DamagedPlace, IsBrokenAndNotFollowed) {
+  FakeVersion version = MakeVersion("m", 1, 3, 4, 1, 2);
+  PutOnDevice(version, 4096);
+  Aligned index(BuildIndex(version));
+  IndexTensor tensor;
+  EXPECT_TRUE(Opened(index).Tensor(0, &tensor));
+  EXPECT_EQ(Opened(index).device_segments().size(), 2U);
+  GetParam().apply(index);
+  const IndexReader reader = Opened(index);
+  EXPECT_FALSE(reader.Tensor(0, &tensor));
+  EXPECT_TRUE(reader.Tensor(1, &tensor)) << "the others are sound";
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    All, DamagedPlace,
+    ::testing::Values(
+        Damage{"segment", [](Aligned& i) { i.tensor(0).device_segment = 2; }},
+        Damage{"segment_of_another_region", [](Aligned& i) { i.tensor(0).device_segment = 1; }},
+        Damage{"offset", [](Aligned& i) { i.tensor(0).device_offset = 4096 - 15; }},
+        Damage{"offset_wraps", [](Aligned& i) { i.tensor(0).device_offset = ~uint64_t{0}; }},
+        Damage{
+            "not_mappable",
+            [](Aligned& i) { i.tensor(0).flags &= static_cast<uint8_t>(~abi::kTensorMappable); }}),
+    [](const auto& each) { return each.param.what; });
+
 TEST(IndexReader, StridesMayNotReachPastTheRange) {
   FakeVersion version = MakeVersion("m", 1, 1, 6, 1);
   version.tensors[0].shape = {2, 3};

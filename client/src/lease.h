@@ -33,6 +33,7 @@ struct Lease {
   std::string label;        // Empty for a fixed version.
   uint64_t generation = 0;  // When it was granted.
   abi::Ref fixed{};         // The very version and digest, to declare it again.
+  std::string gpu;          // Whose copy of the version is mapped too; empty: none.
 
   std::atomic<uint64_t> seen{0};  // The generation that is not newer.
   std::atomic<const std::atomic<uint64_t>*> word{nullptr};

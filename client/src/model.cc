@@ -117,6 +117,38 @@ const std::byte* Model::RegionData(uint32_t region) const {
   return slot.mapped.load(std::memory_order_acquire) ? slot.mapping.bytes().data() : nullptr;
 }
 
+Result<void> Model::AttachDevice(const std::shared_ptr<const CudaDevice>& device, DeviceGrant grant,
+                                 bool map) {
+  if (grant.mode == abi::DeviceMode::kNone) {
+    no_device_ = "modelhostd has no copy of it on " + device->uuid();
+    return {};
+  }
+  auto image = CudaImage::Import(device, std::move(grant), index_, Name());
+  if (!image.ok()) return std::move(image).error();
+  if (map) {
+    if (auto mapped = (*image)->Map(); !mapped.ok()) return mapped;
+  }
+  image_ = *std::move(image);
+  no_device_.clear();
+  return {};
+}
+
+const void* Model::DeviceData(const abi::TensorEntry& tensor) const {
+  if (image_ == nullptr || (tensor.flags & abi::kTensorOnDevice) == 0 || tensor.nbytes == 0 ||
+      !image_->mapped() || image_->device()->forked()) {
+    return nullptr;
+  }
+  if (image_->mode() == abi::DeviceMode::kHostDirect) {
+    const std::byte* region = RegionData(tensor.region);
+    return region == nullptr ? nullptr : region + tensor.region_offset;
+  }
+  if (tensor.device_segment >= image_->segment_bytes().size()) return nullptr;
+  const cuda::DevicePtr segment = image_->Segment(tensor.device_segment);
+  if (segment == 0) return nullptr;
+  // An address of the GPU's: not for the CPU to follow.
+  return reinterpret_cast<const void*>(static_cast<uintptr_t>(segment + tensor.device_offset));
+}
+
 bool Model::FileOf(uint32_t region, OpenFile* file) const {
   const Region& slot = regions_[region];
   if (!slot.open.load(std::memory_order_acquire)) return false;

@@ -12,6 +12,7 @@
 #include <memory>
 #include <string>
 
+#include "client/src/cuda_image.h"
 #include "client/src/index_reader.h"
 #include "client/src/mutex.h"
 #include "proto/abi/handle_frame.h"
@@ -42,6 +43,17 @@ class Model {
 
   // The first byte of a region. Null: not mapped in this process yet, or empty.
   const std::byte* RegionData(uint32_t region) const;
+
+  // Before the model is shared: maps what came of device memory, or says why there is none.
+  // `map` false: it is imported, and whoever holds the model maps it. Errors as CudaImage.
+  Result<void> AttachDevice(const std::shared_ptr<const CudaDevice>& device, DeviceGrant grant,
+                            bool map);
+  void SetNoDevice(std::string why) { no_device_ = std::move(why); }
+  // Null: none, for the reason no_device().
+  CudaImage* image() const { return image_.get(); }
+  const std::string& no_device() const { return no_device_; }
+  // Where a GPU has this tensor. Null: nowhere, or not now, or in a forked child.
+  const void* DeviceData(const abi::TensorEntry& tensor) const;
 
   struct OpenFile {
     const std::byte* data = nullptr;  // Null only when empty.
@@ -75,10 +87,13 @@ class Model {
   uint64_t version_ = 0;
   ReadOnlyMapping index_mapping_;
   IndexReader index_;
+  std::string no_device_ = "it was not asked for";
   // As many as the index has regions. Written before the model is shared; afterwards under
   // `mutex_`, and published by the flags.
   std::unique_ptr<Region[]> regions_;
   Mutex mutex_;
+  // After the regions, which the GPU may read: it goes first.
+  std::unique_ptr<CudaImage> image_;
 };
 
 }  // namespace modelhost

@@ -26,6 +26,7 @@ void Process::InParent() { Get().mutex_.Unlock(); }
 // gone. Allocation is allowed: glibc resets its own locks.
 void Process::InChild() {
   Process& self = Get();
+  self.forks_.fetch_add(1, std::memory_order_release);
   for (std::shared_ptr<Session>& session : self.sessions_) {
     session->AbandonAfterFork();
     self.abandoned_sessions_.push_back(std::move(session));

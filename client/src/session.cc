@@ -30,6 +30,11 @@ std::string Joined(const std::vector<std::string>& paths) {
   return text;
 }
 
+Error Prefixed(Error error, const std::string& what) {
+  error.text = what + error.text;
+  return error;
+}
+
 }  // namespace
 
 Session::Session(Options options, uint64_t id)
@@ -306,7 +311,8 @@ Result<std::vector<Held>> Session::TakeGrants(std::span<const abi::Ref> refs, Re
     // the next one.
     if (!Live(request)) lease->state = Lease::State::kDue;
     if (!lease->label.empty()) PointAtSlot(*lease, head.slot);
-    held.push_back(Held{std::move(lease), std::move(grant.model)});
+    if (grant.device.mode != abi::DeviceMode::kNone) lease->gpu = request.gpu;
+    held.push_back(Held{std::move(lease), std::move(grant.model), std::move(grant.device)});
   }
   leases_.reserve(leases_.size() + held.size());
   for (const Held& each : held) leases_.push_back(each.lease);
@@ -318,7 +324,7 @@ Result<std::vector<Held>> Session::TakeGrants(std::span<const abi::Ref> refs, Re
 }
 
 Result<std::vector<Held>> Session::Acquire(std::span<const abi::Ref> refs, bool wait,
-                                           SteadyTime deadline) {
+                                           SteadyTime deadline, const DeviceRequest& device) {
   const std::string what =
       "acquire " + ReferenceName(refs[0]) +
       (refs.size() > 1 ? " and " + std::to_string(refs.size() - 1) + " more" : "") + ": ";
@@ -326,34 +332,75 @@ Result<std::vector<Held>> Session::Acquire(std::span<const abi::Ref> refs, bool 
   while (true) {
     if (forked()) return Gone();
     if (auto there = EnsureConnected(deadline); !there.ok()) return std::move(there).error();
-    const auto count = static_cast<uint32_t>(refs.size());
-    abi::Acquire acquire{};
-    acquire.header =
-        MakeHeader(abi::FrameType::kAcquire, sizeof(acquire) + refs.size_bytes(), 0, 0);
-    if (wait) acquire.flags = abi::kAcquireWait;
-    acquire.count = count;
     const milliseconds left = Left(deadline);
-    acquire.deadline_ms = static_cast<uint64_t>((left - std::min(kReplyMargin, left / 4)).count());
     Request request;
     request.kind = Request::Kind::kAcquire;
-    request.grants.emplace(GrantBuilder::Kind::kAcquire, count);
-    Call(request, acquire.header, AsBytes(acquire), std::as_bytes(refs), deadline);
-    if (!request.error.has_value()) {
+    AcquireFrame acquire;
+    {
       const MutexLock lock(mutex_);
-      auto held = TakeGrants(refs, request);
-      // Without its thread a session cannot come back by itself, but what was granted is good.
-      if (held.ok()) (void)AttachHousekeeper();
+      auto made = MakeAcquire(refs, device.asks() ? device.device->uuid() : "",
+                              device.want == DeviceRequest::Want::kDevice);
+      if (!made.ok()) return Prefixed(std::move(made).error(), what);
+      acquire = *std::move(made);
+    }
+    if (wait) acquire.head.flags |= abi::kAcquireWait;
+    acquire.head.deadline_ms =
+        static_cast<uint64_t>((left - std::min(kReplyMargin, left / 4)).count());
+    if (acquire.device) request.gpu = device.device->uuid();
+    request.grants.emplace(GrantBuilder::Kind::kAcquire, acquire.head.count, acquire.device);
+    Call(request, acquire.head.header, AsBytes(acquire.head), acquire.tail, deadline);
+    if (!request.error.has_value()) {
+      Result<std::vector<Held>> held = TakeAcquired(refs, request);
+      if (!held.ok()) return held;
+      // The driver may take its time: without the lock.
+      if (auto attached = AttachDevices(*held, device); !attached.ok()) {
+        for (Held& each : *held) {
+          each.model.reset();
+          Release(each.lease);
+        }
+        return Prefixed(std::move(attached).error(), what);
+      }
       return held;
     }
     // A daemon that stops, or that is gone: another will be there.
     const bool again = request.lost || request.error->code == Code::kUnavailable;
     if (!again || left.count() == 0) {
-      request.error->text = what + request.error->text;
-      return *std::move(request.error);
+      return Prefixed(*std::move(request.error), what);
     }
     std::this_thread::sleep_for(std::min(pause, left));
     pause = std::min(pause * 2, kLongestPause);
   }
+}
+
+Result<std::vector<Held>> Session::TakeAcquired(std::span<const abi::Ref> refs, Request& request) {
+  const MutexLock lock(mutex_);
+  auto held = TakeGrants(refs, request);
+  // Without its thread a session cannot come back by itself, but what was granted is good.
+  if (held.ok()) (void)AttachHousekeeper();
+  return held;
+}
+
+Result<void> Session::AttachDevices(std::vector<Held>& held, const DeviceRequest& device) {
+  using Want = DeviceRequest::Want;
+  if (device.want == Want::kHost) return {};
+  for (Held& each : held) {
+    if (!device.asks()) {
+      each.model->SetNoDevice(device.why_not);
+      continue;
+    }
+    const bool came = each.device.mode != abi::DeviceMode::kNone;
+    auto attached = each.model->AttachDevice(device.device, std::move(each.device),
+                                             /*map=*/!device.same_addresses);
+    if (attached.ok() && (came || device.want == Want::kDeviceIfAny)) continue;
+    if (attached.ok()) {
+      return Error{Code::kFailedPrecondition, each.model->Name() + ": " + each.model->no_device(),
+                   0};
+    }
+    // Wrong bytes are wrong for everyone.
+    if (device.want == Want::kDevice || attached.error().code == Code::kDataLoss) return attached;
+    each.model->SetNoDevice(attached.error().text);
+  }
+  return {};
 }
 
 void Session::Release(const std::shared_ptr<Lease>& lease) noexcept {

@@ -44,6 +44,7 @@ namespace modelhost {
 struct Held {
   std::shared_ptr<Lease> lease;
   std::unique_ptr<Model> model;
+  DeviceGrant device;  // What came of device memory; not mapped yet.
 };
 
 // Something that follows labels. The session calls it on the background thread alone.
@@ -51,12 +52,13 @@ class Follower {
  public:
   virtual ~Follower() = default;
   virtual std::span<const abi::Ref> refs() const = 0;
+  virtual const DeviceRequest& device() const = 0;
   // A label has moved on from the newest set that it has, or may have. Under the session's lock.
   virtual bool Behind() const = 0;
   // The daemon is being asked for a newer set. Under the session's lock.
   virtual void OnAsked() = 0;
-  // Without the session's lock.
-  virtual void OnAcquired(Result<std::vector<Held>> held) = 0;
+  // Without the session's lock. False: it is of no use, to be tried again later.
+  virtual bool OnAcquired(Result<std::vector<Held>> held) = 0;
   // Time to drop what nobody uses any more.
   virtual void CollectGarbage() = 0;
 };
@@ -86,9 +88,13 @@ class Session : public std::enable_shared_from_this<Session> {
   };
   Result<State> GetState() MH_EXCLUDES(mutex_);
 
-  // All or none. Tries again on a new connection until the deadline.
-  Result<std::vector<Held>> Acquire(std::span<const abi::Ref> refs, bool wait, SteadyTime deadline)
-      MH_EXCLUDES(mutex_);
+  // All or none. Tries again on a new connection until the deadline. What `device` asks for is
+  // attached, but mapped only without its same_addresses.
+  Result<std::vector<Held>> Acquire(std::span<const abi::Ref> refs, bool wait, SteadyTime deadline,
+                                    const DeviceRequest& device) MH_EXCLUDES(mutex_);
+  // Maps what came of device memory. With kDeviceIfAny a version does without what cannot be had.
+  // Errors as CudaImage: then the leases are the caller's to release.
+  static Result<void> AttachDevices(std::vector<Held>& held, const DeviceRequest& device);
   // Does not wait. The model is the caller's to unmap.
   void Release(const std::shared_ptr<Lease>& lease) noexcept MH_EXCLUDES(mutex_);
   struct Fetched {
@@ -132,6 +138,7 @@ class Session : public std::enable_shared_from_this<Session> {
     std::optional<Error> error;
     std::optional<GrantBuilder> grants;
     Fetched fetched;
+    std::string gpu;  // kAcquire, kFollow: where device memory was asked for.
     // Of requests that the background thread made.
     std::shared_ptr<Lease> lease;
     std::shared_ptr<Follower> follower;
@@ -163,6 +170,8 @@ class Session : public std::enable_shared_from_this<Session> {
   class CallScope;
   Result<std::vector<Held>> TakeGrants(std::span<const abi::Ref> refs, Request& request)
       MH_REQUIRES(mutex_);
+  Result<std::vector<Held>> TakeAcquired(std::span<const abi::Ref> refs, Request& request)
+      MH_EXCLUDES(mutex_);
   // Nothing to do for grants of a connection that is gone.
   void ReleaseAll(const Request& request) MH_REQUIRES(mutex_);
 
@@ -173,6 +182,15 @@ class Session : public std::enable_shared_from_this<Session> {
     return connected() && request.connection == connections_;
   }
   uint32_t NextId() MH_REQUIRES(mutex_);
+  // An Acquire up to its references, and what follows these: nothing where the daemon is too old
+  // to be asked for device memory. UNIMPLEMENTED when it must be.
+  struct AcquireFrame {
+    abi::Acquire head{};
+    std::vector<std::byte> tail;
+    bool device = false;
+  };
+  Result<AcquireFrame> MakeAcquire(std::span<const abi::Ref> refs, const std::string& gpu,
+                                   bool required) const MH_REQUIRES(mutex_);
   Result<void> Send(std::span<const std::byte> head, std::span<const std::byte> tail)
       MH_REQUIRES(mutex_);
   void SendRelease(uint64_t lease_id) MH_REQUIRES(mutex_);
@@ -206,6 +224,8 @@ class Session : public std::enable_shared_from_this<Session> {
   void ExpireBackground(SteadyTime now) MH_REQUIRES(mutex_);
   void FinishFollows() MH_EXCLUDES(mutex_);
   void StartFollows(SteadyTime now) MH_EXCLUDES(mutex_);
+  void SendFollows(SteadyTime now, std::vector<std::pair<std::shared_ptr<Follower>, Error>>& failed)
+      MH_EXCLUDES(mutex_);
   // The page has one of the labels and it names no version that is READY.
   bool NamesNothing(std::span<const abi::Ref> refs) const MH_REQUIRES(mutex_);
   SteadyTime NextTick() const MH_REQUIRES(mutex_);

@@ -182,15 +182,15 @@ void Session::DeclareAgain(SteadyTime now) {
     request->grants.emplace(GrantBuilder::Kind::kRedeclare, 1U);
     request->lease = lease;
     request->expires = now + kDeclarePatience + seconds(5);
-    abi::Acquire frame{};
-    frame.header =
-        MakeHeader(abi::FrameType::kAcquire, sizeof(frame) + sizeof(abi::Ref), request->id, 0);
-    frame.flags = abi::kAcquireRedeclare | abi::kAcquireWait;
-    frame.count = 1;
-    frame.deadline_ms = static_cast<uint64_t>(milliseconds(kDeclarePatience).count());
     abi::Ref declared = lease->fixed;
     if (connection_->abi() >= abi::kFrameAbiDeclaredLabel) CopyName(lease->label, declared.label);
-    if (!Send(AsBytes(frame), AsBytes(declared)).ok()) {
+    // What is mapped of a GPU stays mapped whatever the daemon says: it need not have it any more.
+    auto frame = MakeAcquire(std::span(&declared, 1), lease->gpu, /*required=*/false);
+    if (!frame.ok()) return;
+    frame->head.header.request_id = request->id;
+    frame->head.flags |= abi::kAcquireRedeclare | abi::kAcquireWait;
+    frame->head.deadline_ms = static_cast<uint64_t>(milliseconds(kDeclarePatience).count());
+    if (!Send(AsBytes(frame->head), frame->tail).ok()) {
       lease->declare_at = now + kSendRetry;
       return;
     }
@@ -285,6 +285,14 @@ bool Session::NamesNothing(std::span<const abi::Ref> refs) const {
 }
 
 void Session::StartFollows(SteadyTime now) {
+  // Told without the lock.
+  std::vector<std::pair<std::shared_ptr<Follower>, Error>> failed;
+  SendFollows(now, failed);
+  for (auto& [follower, error] : failed) (void)follower->OnAcquired(std::move(error));
+}
+
+void Session::SendFollows(SteadyTime now,
+                          std::vector<std::pair<std::shared_ptr<Follower>, Error>>& failed) {
   const MutexLock lock(mutex_);
   for (Following& following : followers_) {
     if (!connected()) return;
@@ -292,20 +300,28 @@ void Session::StartFollows(SteadyTime now) {
     following.retry_at = {};
     if (!following.follower->Behind()) continue;
     const auto refs = following.follower->refs();
+    const DeviceRequest& device = following.follower->device();
+    const std::string gpu = device.asks() ? device.device->uuid() : "";
+    // A daemon that is too old for a live model on a GPU: another may come.
+    auto frame = MakeAcquire(refs, gpu, device.want == DeviceRequest::Want::kDevice);
+    if (!frame.ok()) {
+      following.patience = Longer(following.patience);
+      following.retry_at = now + Jittered(following.patience);
+      failed.emplace_back(following.follower, std::move(frame).error());
+      continue;
+    }
     auto request = std::make_unique<Request>();
     request->kind = Request::Kind::kFollow;
     request->id = NextId();
-    request->grants.emplace(GrantBuilder::Kind::kAcquire, static_cast<uint32_t>(refs.size()));
+    request->grants.emplace(GrantBuilder::Kind::kAcquire, frame->head.count, frame->device);
+    if (frame->device) request->gpu = gpu;
     request->follower = following.follower;
     request->expires = now + kFollowPatience + seconds(5);
-    abi::Acquire frame{};
-    frame.header =
-        MakeHeader(abi::FrameType::kAcquire, sizeof(frame) + refs.size_bytes(), request->id, 0);
+    frame->head.header.request_id = request->id;
     // A label that names nothing may do so for ever: its follower is told why, not kept waiting.
-    if (!NamesNothing(refs)) frame.flags = abi::kAcquireWait;
-    frame.count = static_cast<uint32_t>(refs.size());
-    frame.deadline_ms = static_cast<uint64_t>(milliseconds(kFollowPatience).count());
-    if (!Send(AsBytes(frame), std::as_bytes(refs)).ok()) {
+    if (!NamesNothing(refs)) frame->head.flags |= abi::kAcquireWait;
+    frame->head.deadline_ms = static_cast<uint64_t>(milliseconds(kFollowPatience).count());
+    if (!Send(AsBytes(frame->head), frame->tail).ok()) {
       following.retry_at = now + kSendRetry;
       return;
     }
@@ -335,9 +351,7 @@ void Session::FinishFollows() {
       it->asked = false;
       auto held = request->error.has_value() ? Result<std::vector<Held>>(*request->error)
                                              : TakeGrants(it->follower->refs(), *request);
-      if (held.ok()) {
-        it->patience = {};
-      } else if (!request->lost) {
+      if (!held.ok() && !request->lost) {
         it->patience = Longer(it->patience);
         it->retry_at = steady_clock::now() + Jittered(it->patience);
       }
@@ -348,7 +362,17 @@ void Session::FinishFollows() {
     }
     std::erase(background_, nullptr);
   }
-  for (auto& [follower, held] : results) follower->OnAcquired(std::move(held));
+  for (auto& [follower, held] : results) {
+    const bool came = held.ok();
+    const bool used = follower->OnAcquired(std::move(held));
+    if (!came) continue;
+    const MutexLock lock(mutex_);
+    for (Following& following : followers_) {
+      if (following.follower != follower) continue;
+      following.patience = used ? milliseconds(0) : Longer(following.patience);
+      if (!used) following.retry_at = steady_clock::now() + Jittered(following.patience);
+    }
+  }
 }
 
 // --- The background thread

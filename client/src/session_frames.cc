@@ -25,6 +25,32 @@ uint32_t Session::NextId() {
   return last_id_;
 }
 
+Result<Session::AcquireFrame> Session::MakeAcquire(std::span<const abi::Ref> refs,
+                                                   const std::string& gpu, bool required) const {
+  AcquireFrame frame;
+  frame.head.count = static_cast<uint32_t>(refs.size());
+  const auto bytes = std::as_bytes(refs);
+  frame.tail.assign(bytes.begin(), bytes.end());
+  // One that is gone meanwhile is found out when it is sent to.
+  const uint32_t abi = connection_ == nullptr ? abi::kFrameAbi : connection_->abi();
+  if (!gpu.empty() && abi < abi::kFrameAbiDevice && required) {
+    return Error{Code::kUnimplemented,
+                 "device memory: this modelhostd speaks version " + std::to_string(abi) +
+                     " of the handle protocol, which has none (update modelhostd)",
+                 0};
+  }
+  if (!gpu.empty() && abi >= abi::kFrameAbiDevice) {
+    frame.device = true;
+    frame.head.flags = required ? abi::kAcquireDevice : abi::kAcquireDeviceIfAny;
+    abi::DeviceWant want{};
+    gpu.copy(want.gpu, sizeof(want.gpu) - 1);
+    frame.tail.insert(frame.tail.end(), AsBytes(want).begin(), AsBytes(want).end());
+  }
+  frame.head.header =
+      MakeHeader(abi::FrameType::kAcquire, sizeof(frame.head) + frame.tail.size(), 0, 0);
+  return frame;
+}
+
 Result<void> Session::Send(std::span<const std::byte> head, std::span<const std::byte> tail) {
   auto sent = SendFrame(connection_->socket(), head, tail, {});
   if (!sent.ok() && sent.error().code != Code::kResourceExhausted) {
@@ -114,6 +140,12 @@ Result<void> Session::Answer(Request& request, std::span<const std::byte> bytes,
       request.error = ErrorInFrame(bytes);
       Finish(request);
       return {};
+    case abi::FrameType::kDeviceFds: {
+      if (!request.grants.has_value()) break;
+      auto taken = request.grants->OnDeviceFds(bytes, frame);
+      if (taken.ok() && request.grants->complete()) Finish(request);
+      return taken;
+    }
     case abi::FrameType::kGranted:
     case abi::FrameType::kRegionFds: {
       const bool granted = frame.header.type == static_cast<uint16_t>(abi::FrameType::kGranted);

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <string>
+#include <utility>
+
+#include "daemon/device_agent/agent_frames.h"
 
 namespace modelhost {
 namespace {
@@ -36,28 +38,22 @@ Result<AgentAnswer> AgentLink::Ask(agent::Frame frame, agent::Request request,
     auto heard = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline,
                               std::min(now + kAskInterval, alive + stall));
     if (!heard.ok() && heard.error().code != Code::kDeadlineExceeded) {
-      return broken(Code::kUnavailable, "the device agent has ended");
+      const bool ended = heard.error().code == Code::kUnavailable;
+      return broken(heard.error().code, ended ? "the device agent has ended"
+                                              : "the device agent: " + heard.error().text);
     }
     if (heard.ok()) {
-      AgentAnswer answer;
-      const auto type = static_cast<agent::Frame>(heard->header.type);
-      if (heard->bytes != sizeof(answer.reply) || heard->header.request_id != id ||
-          (type != agent::Frame::kReply && type != agent::Frame::kProgress)) {
-        return broken(Code::kInternal, "the device agent answers what was not asked");
-      }
-      std::memcpy(&answer.reply, buffer.data(), sizeof(answer.reply));
-      if (type == agent::Frame::kReply) {
-        if (answer.reply.dead != 0) broken_ = true;
-        if (answer.reply.code != 0) {
-          answer.reply.text[sizeof(answer.reply.text) - 1] = '\0';
-          return Error{static_cast<Code>(std::min<uint32_t>(answer.reply.code, 15)),
-                       answer.reply.text, 0};
+      auto reply = agent::ParseReply(std::span(buffer).first(heard->bytes), heard->fds.size(), id);
+      if (!reply.ok()) return broken(reply.error().code, reply.error().text);
+      if (agent::IsLast(*reply)) {
+        if (reply->dead != 0) broken_ = true;
+        if (reply->code != 0) {
+          return Error{static_cast<Code>(reply->code), std::string(agent::TextOf(reply->text)), 0};
         }
-        answer.fds = std::move(heard->fds);
-        return answer;
+        return AgentAnswer{*reply, std::move(heard->fds)};
       }
-      if (answer.reply.bytes > done) alive = std::chrono::steady_clock::now();
-      done = std::max<uint64_t>(done, answer.reply.bytes);
+      if (reply->bytes > done) alive = std::chrono::steady_clock::now();
+      done = std::max(done, reply->bytes);
     }
     if (!cancelled && progress && !progress(done)) {
       cancelled = true;

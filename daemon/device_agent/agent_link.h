@@ -31,9 +31,11 @@ class AgentLink {
   // Progress is asked before anything is sent, and every 50 ms or so also when nothing comes.
   //   the reply's own error
   //   UNAVAILABLE        the agent has ended
+  //   INTERNAL           it answers what was not asked
+  //   RESOURCE_EXHAUSTED no descriptor is left for what it sent
   //   DEADLINE_EXCEEDED  no sign of life for `stall`: it hangs
   //   CANCELLED          and the agent did not stop within `stall`
-  // After any of the last three, and after a reply that says `dead`, the agent is of no use:
+  // After any of these but the first, and after a reply that says `dead`, the agent is of no use:
   // broken().
   Result<AgentAnswer> Ask(agent::Frame frame, agent::Request request,
                           std::span<const UniqueFd* const> fds, std::chrono::milliseconds stall,

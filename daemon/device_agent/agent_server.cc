@@ -12,7 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "daemon/device_agent/agent_wire.h"
+#include "daemon/device_agent/agent_frames.h"
+#include "daemon/device_agent/daemon_watch.h"
 #include "daemon/device_agent/device_mode.h"
 #include "daemon/device_agent/device_probe.h"
 #include "daemon/device_agent/upload.h"
@@ -31,18 +32,6 @@ constexpr std::chrono::seconds kIdleWait{60};
 constexpr std::chrono::milliseconds kProgressEvery{200};
 constexpr std::chrono::seconds kReplyPatience{10};
 constexpr uint64_t kGlanceBytes = 64;
-
-template <size_t kBytes>
-void SetText(char (&to)[kBytes], std::string_view text) {
-  const size_t bytes = std::min(text.size(), kBytes - 1);
-  std::memcpy(to, text.data(), bytes);
-  to[bytes] = '\0';
-}
-
-template <size_t kBytes>
-std::string_view TextOf(const char (&text)[kBytes]) {
-  return {text, ::strnlen(text, kBytes)};
-}
 
 // A context and the ring in it, as long as there is work.
 struct Session {
@@ -68,12 +57,15 @@ class Server {
   Result<void> Verify(const Request& request, const std::vector<UniqueFd>& fds, Reply& reply);
   Result<void> Check(const Request& request, const std::vector<UniqueFd>& fds);
   Result<void> Memory(Reply& reply);
+  Result<void> Try(const Request& request, Frame frame);
 
   Result<void> Begin();
   Result<UploadRing*> Ring(const Request& request);
   // Where a request's segment is mapped; `hold` keeps it there.
   Result<cuda::DevicePtr> Reach(const Request& request, const std::vector<UniqueFd>& fds,
                                 cuda::Access access, std::optional<cuda::ImportedSegment>& hold);
+  // Keeps it until it is released.
+  void HandOut(LegacyTry made, Reply& reply);
   bool Report(uint64_t done, uint32_t request_id);
   Result<void> Send(const Reply& reply, const std::vector<UniqueFd>& fds);
 
@@ -83,6 +75,7 @@ class Server {
   bool loaded_ = false;
   std::string uuid_;
   cuda::Device device_ = 0;
+  std::optional<DeviceFacts> facts_;
   DeviceMode mode_ = DeviceMode::kHostOnly;
   // In this order: memory goes before its context.
   std::optional<Session> session_;
@@ -94,7 +87,7 @@ class Server {
 
 Result<void> Server::List(const Request& request, Reply& reply) {
   if (load_.driver == nullptr) {
-    SetText(reply.text, load_.text);
+    agent::CopyText(reply.text, load_.text);
     return {};
   }
   const cuda::Driver& driver = *load_.driver;
@@ -106,7 +99,7 @@ Result<void> Server::List(const Request& request, Reply& reply) {
   if (rc != cuda::Rc::kSuccess) return driver.ToError(rc, "find a GPU");
   const auto uuid = driver.UuidText(device);
   if (!uuid.ok()) return uuid.error();
-  SetText(reply.device.uuid, *uuid);
+  agent::CopyText(reply.device.uuid, *uuid);
   rc = driver.call().cuDeviceGetName(reply.device.name, sizeof(reply.device.name), device);
   size_t total = 0;
   if (rc == cuda::Rc::kSuccess) rc = driver.call().cuDeviceTotalMem(&total, device);
@@ -119,27 +112,52 @@ Result<void> Server::List(const Request& request, Reply& reply) {
 Result<void> Server::Open(const Request& request, Reply& reply) {
   if (load_.driver == nullptr) return Error{Code::kUnavailable, load_.text, 0};
   const cuda::Driver& driver = *load_.driver;
-  const std::string uuid(TextOf(request.uuid));
+  const std::string uuid(agent::TextOf(request.uuid));
   const auto device = driver.FindDevice(uuid);
   if (!device.ok()) return device.error();
   legacy_.clear();
-  session_.reset();
-  device_ = *device;
-  uuid_ = uuid;
-  DeviceFacts facts = FactsOf(driver, device_);
-  if (auto begun = Begin(); !begun.ok()) return begun;
-  TestDevice(driver, device_, facts);
+  const bool tried_elsewhere = request.direct_test != 0 || request.ipc_test != 0;
+  if (!tried_elsewhere || uuid != uuid_ || !facts_.has_value()) {
+    session_.reset();
+    facts_.reset();
+    device_ = *device;
+    uuid_ = uuid;
+    auto looked = FactsOf(driver, device_);
+    if (!looked.ok()) return std::move(looked).error();
+    if (auto begun = Begin(); !begun.ok()) return begun;
+    TestDevice(driver, device_, *looked);
+    facts_ = *std::move(looked);
+  }
+  DeviceFacts& facts = *facts_;
+  facts.direct_test = static_cast<TestResult>(request.direct_test);
+  facts.direct_failure = agent::TextOf(request.direct_failure);
+  facts.ipc_test = static_cast<TestResult>(request.ipc_test);
+  if (facts.ipc_test == TestResult::kFailed) {
+    facts.ipc_failure = agent::TextOf(request.ipc_failure);
+  }
   const DeviceModeChoice choice = ChooseDeviceMode(facts, request.allow_registered != 0);
   mode_ = choice.mode;
   Request same = request;
   same.index = static_cast<uint32_t>(device_);
   if (auto listed = List(same, reply); !listed.ok()) return listed;
   reply.device.mode = static_cast<uint32_t>(mode_);
-  SetText(reply.device.reason, choice.reason);
+  agent::CopyText(reply.device.reason, choice.reason);
   if (mode_ == DeviceMode::kVmmFd) {
     const auto granularity = cuda::MinimumGranularity(driver, device_);
     if (!granularity.ok()) return granularity.error();
     reply.device.granularity = *granularity;
+  }
+  if (mode_ == DeviceMode::kCudaIpc && facts.ipc_test == TestResult::kNotRun &&
+      facts.ipc_export == TestResult::kPassed) {
+    if (auto begun = Begin(); !begun.ok()) return begun;
+    auto made = MakeLegacyTry(driver);
+    if (!made.ok()) return std::move(made).error();
+    reply.bytes = made->bytes;
+    HandOut(*std::move(made), reply);
+  }
+  // What cannot be given back now never will be: the next process starts clean.
+  if (driver.lost_handles() > 0) {
+    return Error{Code::kUnavailable, "the driver did not take back what the self-test used", 0};
   }
   return {};
 }
@@ -182,9 +200,7 @@ Result<void> Server::Create(const Request& request, Reply& reply, std::vector<Un
     if (!memory.ok()) return std::move(memory).error();
     const auto handle = cuda::ExportLegacy(driver, *memory);
     if (!handle.ok()) return handle.error();
-    std::memcpy(reply.ipc, handle->bytes, sizeof(reply.ipc));
-    reply.segment = next_segment_++;
-    legacy_.emplace(reply.segment, std::pair(*std::move(memory), request.bytes));
+    HandOut({*std::move(memory), *handle, request.bytes}, reply);
   } else {
     return Error{Code::kFailedPrecondition,
                  std::string("this GPU holds no copies in mode ") + DeviceModeName(mode_), 0};
@@ -196,8 +212,7 @@ Result<void> Server::Create(const Request& request, Reply& reply, std::vector<Un
 Result<cuda::DevicePtr> Server::Reach(const Request& request, const std::vector<UniqueFd>& fds,
                                       cuda::Access access,
                                       std::optional<cuda::ImportedSegment>& hold) {
-  if (mode_ == DeviceMode::kVmmFd) {
-    if (fds.empty()) return Error{Code::kInvalidArgument, "no segment came with the request", 0};
+  if (agent::SegmentIsDescriptor(request)) {
     auto imported = cuda::ImportSegment(*load_.driver, fds.front(), request.bytes, device_, access);
     if (!imported.ok()) return std::move(imported).error();
     hold.emplace(*std::move(imported));
@@ -234,24 +249,30 @@ Result<void> Server::Fill(const Request& request, std::vector<UniqueFd> fds, Rep
   std::optional<cuda::ImportedSegment> hold;
   const auto at = Reach(request, fds, cuda::Access::kReadWrite, hold);
   if (!at.ok()) return at.error();
-  const size_t plan_at = mode_ == DeviceMode::kVmmFd ? 1 : 0;
-  if (fds.size() <= plan_at || request.items > agent::kMaxItems) {
-    return Error{Code::kInvalidArgument, "no plan came with the upload, or too large a one", 0};
+  const size_t plan_at = agent::SegmentIsDescriptor(request) ? 1 : 0;
+  std::vector<agent::UploadItem> items;
+  {
+    const auto plan = ReadOnlyMapping::MapSealed(
+        fds[plan_at], request.items * sizeof(agent::UploadItem), Align::kPage);
+    if (!plan.ok()) return plan.error();
+    auto parsed =
+        agent::ParsePlan(plan->bytes(), request.items, fds.size() - plan_at - 1, request.bytes);
+    if (!parsed.ok()) return std::move(parsed).error();
+    items = *std::move(parsed);
   }
-  const auto plan = ReadOnlyMapping::MapSealed(
-      fds[plan_at], request.items * sizeof(agent::UploadItem), Align::kPage);
-  if (!plan.ok()) return plan.error();
-  std::vector<agent::UploadItem> items(request.items);
-  if (!items.empty()) std::memcpy(items.data(), plan->bytes().data(), plan->bytes().size());
   std::vector<SourceFile> sources;
   for (size_t i = plan_at + 1; i < fds.size(); ++i) {
-    sources.push_back(OpenSource(std::move(fds[i]), request.direct != 0));
+    auto opened = OpenSource(std::move(fds[i]), request.direct != 0);
+    if (!opened.ok()) return std::move(opened).error();
+    sources.push_back(*std::move(opened));
   }
-  if (auto good = CheckPlan(items, sources.size(), request.bytes); !good.ok()) return good;
   const auto sum = (*ring)->Upload(*at, request.bytes, items, sources, [&](uint64_t done) {
     return Report(done, request.header.request_id);
   });
   if (!sum.ok()) return sum.error();
+  for (const SourceFile& source : sources) {
+    if (auto same = CheckUnchanged(source); !same.ok()) return same;
+  }
   reply.checksum = *sum;
   reply.bytes = request.bytes;
   return {};
@@ -306,11 +327,30 @@ Result<void> Server::Memory(Reply& reply) {
   return {};
 }
 
+Result<void> Server::Try(const Request& request, Frame frame) {
+  if (load_.driver == nullptr) return Error{Code::kUnavailable, load_.text, 0};
+  const auto device = load_.driver->FindDevice(agent::TextOf(request.uuid));
+  if (!device.ok()) return device.error();
+  device_ = *device;
+  if (auto begun = Begin(); !begun.ok()) return begun;
+  if (frame == Frame::kTryHostRead) return TryHostRead(*load_.driver);
+  cuda::IpcHandle handle{};
+  std::memcpy(handle.bytes, request.ipc, sizeof(handle.bytes));
+  return TryImport(*load_.driver, handle);
+}
+
+void Server::HandOut(LegacyTry made, Reply& reply) {
+  reply.segment = next_segment_++;
+  std::memcpy(reply.ipc, made.handle.bytes, sizeof(reply.ipc));
+  legacy_.emplace(reply.segment, std::pair(std::move(made.memory), made.bytes));
+}
+
 Result<void> Server::Answer(const Request& request, Frame frame, std::vector<UniqueFd> fds,
                             Reply& reply, std::vector<UniqueFd>& out) {
   if (!std::exchange(loaded_, true)) load_ = cuda::Driver::Load(library_);
   if (frame == Frame::kList) return List(request, reply);
   if (frame == Frame::kOpen) return Open(request, reply);
+  if (frame == Frame::kTryImport || frame == Frame::kTryHostRead) return Try(request, frame);
   if (uuid_.empty()) return Error{Code::kFailedPrecondition, "no GPU was opened", 0};
   switch (frame) {
     case Frame::kCreate:
@@ -338,6 +378,7 @@ Result<void> Server::Send(const Reply& reply, const std::vector<UniqueFd>& fds) 
 }
 
 int Server::Run() {
+  const DaemonWatch watch(socket_);
   std::array<std::byte, abi::kMaxFrameBytes> buffer;
   while (true) {
     const bool keep = session_.has_value() && legacy_.empty();
@@ -352,32 +393,34 @@ int Server::Run() {
       return frame.error().code == Code::kUnavailable ? 0 : 4;
     }
     const auto type = static_cast<Frame>(frame->header.type);
-    if (frame->bytes != sizeof(Request)) return 4;
     if (type == Frame::kCancel) continue;  // What it was for has ended.
-    Request request{};
-    std::memcpy(&request, buffer.data(), sizeof(request));
     Reply reply{};
     std::vector<UniqueFd> out;
-    const auto answered = Answer(request, type, std::move(frame->fds), reply, out);
+    const auto request =
+        agent::ParseRequest(std::span(buffer).first(frame->bytes), frame->fds.size());
+    const auto answered = request.ok() ? Answer(*request, type, std::move(frame->fds), reply, out)
+                                       : Result<void>(request.error());
     if (gone_) return 0;
     if (!answered.ok()) {
       out.clear();
       reply.code = static_cast<uint32_t>(answered.error().code);
-      SetText(reply.text, answered.error().text);
+      agent::CopyText(reply.text, answered.error().text);
     }
     // A dead context says so to whatever is asked next, and in this process for good.
     bool dead = false;
     if (session_.has_value()) {
       const cuda::Rc rc = load_.driver->call().cuCtxSynchronize();
-      dead = cuda::IsSticky(rc);
-      if (dead && answered.ok()) {
+      // What the driver did not take back stays until this process ends, as legacy memory does.
+      dead = cuda::IsSticky(rc) || (load_.driver->lost_handles() > 0 && legacy_.empty());
+      if (cuda::IsSticky(rc) && answered.ok()) {
+        out.clear();
         reply.code = static_cast<uint32_t>(Code::kUnavailable);
-        SetText(reply.text, load_.driver->ToError(rc, "the context").text);
+        agent::CopyText(reply.text, load_.driver->ToError(rc, "the context").text);
       }
     }
     reply.dead = dead ? 1 : 0;
     reply.header = MakeHeader(static_cast<abi::FrameType>(Frame::kReply), sizeof(reply),
-                              request.header.request_id, out.size());
+                              frame->header.request_id, out.size());
     auto sent = Send(reply, out);
     const auto give_up = std::chrono::steady_clock::now() + kReplyPatience;
     while (!sent.ok() && sent.error().code == Code::kResourceExhausted &&

@@ -14,20 +14,26 @@ namespace modelhost::agent {
 
 enum class Frame : uint16_t {
   kList = 0x101,  // Device number `index`; `devices` says how many there are. No driver: 0 of them.
-  kOpen,          // From now on the device `uuid`: its self-test, and the mode.
-  kCreate,        // A segment of `bytes`. vmm_fd: +1 descriptor; cuda_ipc: `segment`, `ipc`.
-  kUpload,        // +segment (vmm_fd), +plan, +sources: fills the segment and reads it back.
-  kVerify,        // +segment (vmm_fd): its checksum. `expected` must be it.
-  kRelease,       // cuda_ipc: `segment` is no longer needed.
-  kMemory,        // Free and total bytes of the device.
-  kCancel,        // While an upload runs. It has no reply of its own.
-  kCheck,         // +segment (vmm_fd): whether it can still be imported and read at its ends.
+  kOpen,          // From now on the device `uuid`: its self-test, and the mode. What a process of
+          // its own has tried before is said in the request. cuda_ipc that nobody has tried:
+          // `segment`, `ipc` are for trying, then to be released.
+  kCreate,       // A segment of `bytes`. vmm_fd: +1 descriptor; cuda_ipc: `segment`, `ipc`.
+  kUpload,       // +segment (vmm_fd), +plan, +sources: fills the segment and reads it back.
+  kVerify,       // +segment (vmm_fd): its checksum. `expected` must be it.
+  kRelease,      // cuda_ipc: `segment` is no longer needed.
+  kMemory,       // Free and total bytes of the device.
+  kCancel,       // While an upload runs. It has no reply of its own.
+  kCheck,        // +segment (vmm_fd): whether it can still be imported and read at its ends.
+  kTryImport,    // In another process: `ipc` of device `uuid` can be opened and holds TryWord.
+  kTryHostRead,  // In another process, that may lose its context: device `uuid` reads host pages.
   kReply = 0x181,
   kProgress,
 };
 
 inline constexpr size_t kUuidBytes = 48;
 inline constexpr size_t kTextBytes = 768;
+inline constexpr size_t kFailureBytes = 256;
+inline constexpr uint32_t kMaxDevices = 256;
 inline constexpr size_t kMaxSources = 60;
 inline constexpr uint64_t kMaxItems = uint64_t{1} << 24;
 
@@ -42,8 +48,17 @@ struct Request {
   uint32_t threads;
   uint32_t direct;  // Read the sources past the page cache.
   uint64_t expected;
+  uint32_t direct_test;  // TestResult of kTryHostRead and kTryImport, for kOpen.
+  uint32_t ipc_test;
+  uint8_t ipc[64];
   char uuid[kUuidBytes];
+  char direct_failure[kFailureBytes];
+  char ipc_failure[kFailureBytes];
 };
+
+// What lies in the memory that kTryImport opens.
+constexpr uint64_t TryWord(uint64_t index) { return 0x6d6f64656c686f73ULL * (index + 1); }
+inline constexpr uint64_t kTryWords = 512;
 
 // The plan is a sealed memfd of these, by device_offset; they do not overlap.
 struct UploadItem {

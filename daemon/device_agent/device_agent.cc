@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "daemon/device_agent/agent_frames.h"
 #include "daemon/device_agent/device_mode.h"
 #include "daemon/platform/errno_status.h"
 #include "proto/handle/region.h"
@@ -14,12 +15,10 @@ namespace {
 
 constexpr absl::Duration kEndPatience = absl::Milliseconds(500);
 
-std::string AgentText(const char* text, size_t most) { return {text, ::strnlen(text, most)}; }
-
 DeviceInfo InfoOf(const agent::DeviceRecord& record) {
   DeviceInfo info;
-  info.uuid = AgentText(record.uuid, sizeof(record.uuid));
-  info.name = AgentText(record.name, sizeof(record.name));
+  info.uuid = std::string(agent::TextOf(record.uuid));
+  info.name = std::string(agent::TextOf(record.name));
   info.driver_version = record.driver_version;
   info.total_bytes = record.total_bytes;
   return info;
@@ -71,7 +70,7 @@ absl::StatusOr<std::vector<DeviceInfo>> DeviceAgent::List(const UniqueFd& progra
     if (!answer.ok()) return ToStatus(answer.error(), "look for GPUs");
     const agent::Reply& reply = answer->reply;
     if (reply.devices == 0) {
-      return absl::UnavailableError(AgentText(reply.text, sizeof(reply.text)));
+      return absl::UnavailableError(std::string(agent::TextOf(reply.text)));
     }
     if (index >= reply.devices) return devices;
     devices.push_back(InfoOf(reply.device));
@@ -119,19 +118,57 @@ absl::Status DeviceAgent::Ready() {
   if (!started.ok()) return started.status();
   running_.emplace(*std::move(started));
   ++incarnation_;
-  const auto answer = Ask(agent::Frame::kOpen, NewRequest(), {}, nullptr);
-  if (!answer.ok()) {
-    running_.reset();
-    return answer.status();
+  agent::Request open = NewRequest();
+  while (true) {
+    auto answer = Ask(agent::Frame::kOpen, open, {}, nullptr);
+    // What is tried in another process comes back with the next question, once each.
+    absl::StatusOr<bool> more =
+        answer.ok() ? TryElsewhere(answer->reply, open) : absl::StatusOr<bool>(answer.status());
+    if (!more.ok() || !running_.has_value()) {
+      running_.reset();
+      return more.ok() ? absl::UnavailableError(absl::StrCat(uuid_, ": the device agent has ended"))
+                       : more.status();
+    }
+    if (*more) continue;
+    const agent::DeviceRecord& record = answer->reply.device;
+    const auto mode = static_cast<DeviceMode>(record.mode);
+    report_ = DeviceReport{.info = InfoOf(record),
+                           .mode = DeviceModeName(mode),
+                           .reason = std::string(agent::TextOf(record.reason)),
+                           .limits = DeviceModeLimits(mode),
+                           .granularity = record.granularity};
+    return absl::OkStatus();
   }
-  const agent::DeviceRecord& record = answer->reply.device;
-  const auto mode = static_cast<DeviceMode>(record.mode);
-  report_ = DeviceReport{.info = InfoOf(record),
-                         .mode = DeviceModeName(mode),
-                         .reason = AgentText(record.reason, sizeof(record.reason)),
-                         .limits = DeviceModeLimits(mode),
-                         .granularity = record.granularity};
-  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> DeviceAgent::TryElsewhere(const agent::Reply& reply, agent::Request& open) {
+  const auto untried = [](uint32_t test) {
+    return test == static_cast<uint32_t>(TestResult::kNotRun);
+  };
+  const auto mode = static_cast<DeviceMode>(reply.device.mode);
+  const bool direct = mode == DeviceMode::kHostDirect && untried(open.direct_test);
+  const bool import = mode == DeviceMode::kCudaIpc && untried(open.ipc_test) && reply.segment != 0;
+  if (!direct && !import) return false;
+  agent::Request request = NewRequest();
+  std::memcpy(request.ipc, reply.ipc, sizeof(request.ipc));
+  auto other = Start(program_, options_);
+  if (!other.ok()) return other.status();
+  const auto tried = other->link.Ask(direct ? agent::Frame::kTryHostRead : agent::Frame::kTryImport,
+                                     request, {}, absl::ToChronoMilliseconds(options_.stall));
+  other->child.Kill();
+  late_.Keep(std::move(other->child));
+  TestResult result = TestResult::kPassed;
+  if (!tried.ok()) {
+    const Code code = tried.error().code;
+    result = code == Code::kUnimplemented || code == Code::kResourceExhausted
+                 ? TestResult::kNotPossible
+                 : TestResult::kFailed;
+  }
+  (direct ? open.direct_test : open.ipc_test) = static_cast<uint32_t>(result);
+  if (!tried.ok()) {
+    agent::CopyText(direct ? open.direct_failure : open.ipc_failure, tried.error().text);
+  }
+  return true;
 }
 
 absl::StatusOr<DeviceReport> DeviceAgent::Report() {

@@ -60,6 +60,9 @@ class DeviceAgent final : public DeviceMemoryService {
   static absl::StatusOr<Running> Start(const UniqueFd& program, const DeviceAgentOptions& options);
 
   absl::Status Ready() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // What the mode in `reply` promises and only another process can show: tries it there and notes
+  // the result in `open`. False: there is nothing (more) to try.
+  absl::StatusOr<bool> TryElsewhere(const agent::Reply& reply, agent::Request& open);
   absl::StatusOr<AgentAnswer> Ask(agent::Frame frame, const agent::Request& request,
                                   const std::vector<const UniqueFd*>& fds, const Progress& progress)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -1,78 +1,12 @@
 // The real agent, in a process of its own, on the fake driver.
-#include "daemon/device_agent/device_agent.h"
-
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
-
-#include <cstdlib>
 #include <map>
 
-#include "gmock/gmock.h"
+#include "daemon/device_agent/device_agent_test_fixture.h"
 
 namespace modelhost {
 namespace {
 
 using ::testing::HasSubstr;
-
-constexpr uint64_t kMiB = uint64_t{1} << 20;
-constexpr char kGpu[] = "GPU-00fafafa-fafa-fafa-fafa-fafafafafa00";
-
-class DeviceAgentTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    program_ = UniqueFd(::open(AGENT_TEST_CHILD, O_RDONLY | O_CLOEXEC));
-    ASSERT_TRUE(program_.valid());
-  }
-  void TearDown() override {
-    for (const std::string& name : set_) ::unsetenv(name.c_str());
-  }
-  void Set(const std::string& name, const std::string& value) {
-    ::setenv(name.c_str(), value.c_str(), 1);
-    set_.push_back(name);
-  }
-  DeviceAgentOptions Options(const char* library = FAKECUDA_PATH) {
-    DeviceAgentOptions options;
-    options.arguments = {library};
-    options.ring_bytes = 4 * kMiB;
-    options.threads = 2;
-    return options;
-  }
-  std::unique_ptr<DeviceAgent> Agent(DeviceAgentOptions options) {
-    return std::make_unique<DeviceAgent>(program_, clock_, kGpu, std::move(options));
-  }
-  // A file of `bytes` pseudo-random bytes.
-  UniqueFd Source(uint64_t bytes) {
-    UniqueFd fd(::open(::testing::TempDir().c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, 0600));
-    std::vector<uint64_t> words(bytes / 8 + 1);
-    uint64_t word = 7;
-    for (uint64_t& one : words) one = word = word * 6364136223846793005ULL + 1442695040888963407ULL;
-    EXPECT_EQ(::pwrite(fd.get(), words.data(), bytes, 0), static_cast<ssize_t>(bytes));
-    return fd;
-  }
-  static std::vector<DeviceCopy> Pieces() {
-    // Odd offsets, gaps, one that spans chunks of the ring, one that is tiny.
-    return {{0, 3 * kMiB + 5, 13, 0}, {4 * kMiB, 7, 3, 0}, {5 * kMiB + 512, 2 * kMiB, kMiB + 1, 0}};
-  }
-  // The first load of a model.
-  absl::Status Load(DeviceAgent& agent, bool direct, uint64_t source_bytes = 4 * kMiB) {
-    const UniqueFd source = Source(source_bytes);
-    const auto segment = agent.Create(8 * kMiB);
-    if (!segment.ok()) return segment.status();
-    const auto sum =
-        agent.Upload(*segment, Pieces(), {&source}, direct, [](uint64_t) { return true; });
-    if (!sum.ok()) return sum.status();
-    if (const absl::Status good = agent.Verify(*segment, *sum, [](uint64_t) { return true; });
-        !good.ok()) {
-      return good;
-    }
-    return agent.Release(*segment);
-  }
-
-  SystemClock clock_;
-  UniqueFd program_;
-  std::vector<std::string> set_;
-};
 
 TEST_F(DeviceAgentTest, GpusAreListedAndWithoutADriverItsReason) {
   Set("FAKECUDA_DEVICES", "2");
@@ -104,13 +38,50 @@ TEST_F(DeviceAgentTest, EachModeIsChosenAndSaysWhy) {
        FAKECUDA_PATH,
        {{"FAKECUDA_ATTR_88", "1"}, {"FAKECUDA_ATTR_100", "1"}},
        false,
-       "page tables"},
+       "page tables (attributes 88 and 100); a kernel read a sealed host page"},
+      {"host_direct",
+       FAKECUDA_PATH,
+       {{"FAKECUDA_ATTR_88", "1"},
+        {"FAKECUDA_ATTR_100", "1"},
+        {"FAKECUDA_FAIL", "cuModuleLoadData:1:200"}},
+       false,
+       "by its attributes alone: it compiles no PTX: CUDA_ERROR_INVALID_IMAGE (200)"},
+      {"vmm_fd",
+       FAKECUDA_PATH,
+       {{"FAKECUDA_ATTR_88", "1"},
+        {"FAKECUDA_ATTR_100", "1"},
+        {"FAKECUDA_FAIL", "cuLaunchKernel:1:stick"}},
+       false,
+       "promise it, but a kernel that reads a host page: CUDA_ERROR_ILLEGAL_ADDRESS (700); the "
+       "self-test exported"},
+      {"vmm_fd",
+       FAKECUDA_PATH,
+       {{"FAKECUDA_ATTR_88", "1"},
+        {"FAKECUDA_ATTR_100", "1"},
+        {"FAKECUDA_FAIL", "cuStreamSynchronize:2:kill"}},
+       false,
+       "promise it, but the device agent has ended"},
       {"host_registered",
        FAKECUDA_PATH,
        {{"FAKECUDA_ATTR_18", "1"}, {"FAKECUDA_ATTR_103", "0"}},
        true,
        "attribute 103"},
       {"cuda_ipc", FAKECUDA_OLD_PATH, {}, false, "the driver lacks cuMem"},
+      {"cuda_ipc",
+       FAKECUDA_OLD_PATH,
+       {},
+       false,
+       "another process opened a legacy handle and read it back"},
+      {"host_only",
+       FAKECUDA_OLD_PATH,
+       {{"FAKECUDA_FAIL", "cuIpcOpenMemHandle:1:201"}},
+       false,
+       "legacy CUDA IPC fails: open a CUDA IPC handle: CUDA_ERROR_INVALID_CONTEXT (201)"},
+      {"host_only",
+       FAKECUDA_OLD_PATH,
+       {{"FAKECUDA_FAIL", "cuIpcOpenMemHandle:1:kill"}},
+       false,
+       "legacy CUDA IPC fails: the device agent has ended"},
       {"cuda_ipc", FAKECUDA_PATH, {{"FAKECUDA_DRIVER_VERSION", "11040"}}, false, "older than 12.0"},
       {"cuda_ipc",
        FAKECUDA_PATH,
@@ -149,10 +120,9 @@ TEST_F(DeviceAgentTest, AnUploadIsWholeWithAndWithoutThePageCacheAndByLegacyHand
 TEST_F(DeviceAgentTest, WhatIsOnTheDeviceIsWhatWasInTheFile) {
   const auto agent = Agent(Options());
   const UniqueFd source = Source(4 * kMiB);
-  const auto go_on = [](uint64_t) { return true; };
   const auto segment = agent->Create(8 * kMiB);
   ASSERT_TRUE(segment.ok()) << segment.status();
-  const auto sum = agent->Upload(*segment, Pieces(), {&source}, false, go_on);
+  const auto sum = agent->Upload(*segment, Pieces(), {&source}, false, GoOn);
   ASSERT_TRUE(sum.ok()) << sum.status();
   // The fake's descriptor can be read like a file.
   std::vector<char> device(8 * kMiB);
@@ -168,7 +138,7 @@ TEST_F(DeviceAgentTest, WhatIsOnTheDeviceIsWhatWasInTheFile) {
   // One bit turns.
   device[4 * kMiB] ^= 1;
   ASSERT_EQ(::pwrite(segment->fd.get(), &device[4 * kMiB], 1, 4 * kMiB), 1);
-  EXPECT_TRUE(absl::IsDataLoss(agent->Verify(*segment, *sum, go_on)));
+  EXPECT_TRUE(absl::IsDataLoss(agent->Verify(*segment, *sum, GoOn)));
 }
 
 TEST_F(DeviceAgentTest, WhatCannotBeLoadedFailsWithItsReasonAndTheAgentStays) {
@@ -181,50 +151,15 @@ TEST_F(DeviceAgentTest, WhatCannotBeLoadedFailsWithItsReasonAndTheAgentStays) {
   const auto second = agent->Create(8 * kMiB);
   EXPECT_TRUE(absl::IsResourceExhausted(second.status())) << second.status();
   const UniqueFd source = Source(kMiB);
-  const auto go_on = [](uint64_t) { return true; };
   for (const DeviceCopy& bad : {DeviceCopy{0, 17 * kMiB, 0, 0}, DeviceCopy{0, 1, 0, 1},
                                 DeviceCopy{16 * kMiB, 1, 0, 0}, DeviceCopy{0, 0, 0, 0}}) {
     EXPECT_TRUE(
-        absl::IsInvalidArgument(agent->Upload(*first, {bad}, {&source}, false, go_on).status()));
+        absl::IsInvalidArgument(agent->Upload(*first, {bad}, {&source}, false, GoOn).status()));
   }
   EXPECT_TRUE(absl::IsCancelled(
       agent->Upload(*first, {{0, 8, 0, 0}}, {&source}, false, [](uint64_t) { return false; })
           .status()));
   EXPECT_EQ(agent->incarnation(), 1);
-}
-
-TEST_F(DeviceAgentTest, AnAgentThatDiesOrLosesItsContextFailsOneLoad) {
-  for (const char* what : {"kill", "stick"}) {
-    for (const char* symbol :
-         {"cuMemCreate:2", "cuMemExportToShareableHandle:2", "cuMemMap:3", "cuMemHostAlloc:1",
-          "cuMemcpyHtoDAsync:2", "cuStreamSynchronize:1", "cuMemcpyDtoH:3"}) {
-      SCOPED_TRACE(std::string(symbol) + " " + what);
-      ::setenv("FAKECUDA_FAIL", (std::string(symbol) + ":" + what).c_str(), 1);
-      const auto agent = Agent(Options());
-      ASSERT_TRUE(agent->Report().ok());
-      const absl::Status failed = Load(*agent, false);
-      ::unsetenv("FAKECUDA_FAIL");
-      EXPECT_TRUE(absl::IsUnavailable(failed)) << failed;
-      EXPECT_THAT(failed.message(),
-                  HasSubstr(*what == 'k' ? "has ended (signal 9)" : "ILLEGAL_ADDRESS (700)"));
-      EXPECT_EQ(Load(*agent, false), absl::OkStatus());
-      EXPECT_EQ(agent->incarnation(), 2);
-      const auto memory = agent->Memory();
-      ASSERT_TRUE(memory.ok()) << memory.status();
-      EXPECT_EQ(memory->free_bytes, memory->total_bytes);
-    }
-  }
-}
-
-TEST_F(DeviceAgentTest, AnAgentThatHangsIsKilledAndTheNextOneServes) {
-  ::setenv("FAKECUDA_FAIL", "cuStreamSynchronize:1:hang", 1);
-  DeviceAgentOptions options = Options();
-  options.stall = absl::Seconds(2);
-  const auto agent = Agent(options);
-  const absl::Status failed = Load(*agent, false);
-  ::unsetenv("FAKECUDA_FAIL");
-  EXPECT_TRUE(absl::IsDeadlineExceeded(failed)) << failed;
-  EXPECT_EQ(Load(*agent, false), absl::OkStatus());
 }
 
 TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
@@ -262,6 +197,32 @@ TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
   EXPECT_TRUE(absl::IsDataLoss(gone)) << gone;
   EXPECT_THAT(gone.message(), HasSubstr("the segment is no longer there: import a descriptor"));
   EXPECT_EQ(agent->incarnation(), 1);
+}
+
+TEST_F(DeviceAgentTest, AFullGpuKeepsItsModeWhenAnotherProcessLooksAtIt) {
+  Set("FAKECUDA_MEM_MB", "8");
+  const auto first = Agent(Options());
+  const auto segment = first->Create(8 * kMiB);
+  ASSERT_TRUE(segment.ok()) << segment.status();
+  const auto second = Agent(Options());
+  const auto report = second->Report();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->mode, "vmm_fd");
+  EXPECT_THAT(report->reason, HasSubstr("the self-test had no room"));
+  EXPECT_EQ(second->Check(*segment), absl::OkStatus());
+}
+
+TEST_F(DeviceAgentTest, AnUploadWithoutAPieceIsZeros) {
+  const auto agent = Agent(Options());
+  const auto segment = agent->Create(2 * kMiB);
+  ASSERT_TRUE(segment.ok()) << segment.status();
+  const std::vector<char> dirt(2 * kMiB, 'x');
+  ASSERT_EQ(::pwrite(segment->fd.get(), dirt.data(), dirt.size(), 0), 2 * kMiB);
+  const auto sum = agent->Upload(*segment, {}, {}, false, GoOn);
+  ASSERT_TRUE(sum.ok()) << sum.status();
+  std::vector<char> device(2 * kMiB, 'y');
+  ASSERT_EQ(::pread(segment->fd.get(), device.data(), device.size(), 0), 2 * kMiB);
+  EXPECT_TRUE(device == std::vector<char>(2 * kMiB, 0));
 }
 
 TEST_F(DeviceAgentTest, AGpuThatIsNotSeenAnyMoreIsUnavailable) {

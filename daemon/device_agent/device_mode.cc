@@ -15,9 +15,42 @@ std::string NoVmm(const DeviceFacts& facts) {
 
 std::string NoIpc(const DeviceFacts& facts) {
   if (!facts.has_ipc) return "the driver lacks legacy CUDA IPC";
-  if (facts.ipc_test == TestResult::kFailed) return "legacy CUDA IPC fails: " + facts.ipc_failure;
-  if (facts.ipc_test == TestResult::kNotRun) return "legacy CUDA IPC was not tested";
+  if (facts.ipc_export == TestResult::kFailed || facts.ipc_test == TestResult::kFailed) {
+    return "legacy CUDA IPC fails: " + facts.ipc_failure;
+  }
+  if (facts.ipc_export == TestResult::kNotRun) return "legacy CUDA IPC was not tested";
   return "";
+}
+
+// What stands behind a choice for host pages.
+std::string DirectReason(const DeviceFacts& facts) {
+  const std::string reason =
+      "the GPU reads host memory through the host's page tables (attributes 88 and 100)";
+  switch (facts.direct_test) {
+    case TestResult::kPassed:
+      return reason + "; a kernel read a sealed host page";
+    case TestResult::kNotPossible:
+      return reason + "; by its attributes alone: " + facts.direct_failure;
+    default:
+      return reason + "; by its attributes alone";
+  }
+}
+
+std::string VmmReason(const DeviceFacts& facts) {
+  if (facts.vmm_test == TestResult::kPassed) {
+    return "the self-test exported, imported and read back device memory";
+  }
+  return "by its attributes alone (102 and 103): the self-test had no room: " + facts.vmm_failure;
+}
+
+std::string IpcReason(const DeviceFacts& facts) {
+  if (facts.ipc_test == TestResult::kPassed) {
+    return "another process opened a legacy handle and read it back";
+  }
+  if (facts.ipc_export == TestResult::kNotPossible) {
+    return "the driver has legacy handles; untested: " + facts.ipc_failure;
+  }
+  return "the driver exports legacy handles; no other process has opened one";
 }
 
 }  // namespace
@@ -52,15 +85,17 @@ const char* DeviceModeLimits(DeviceMode mode) {
 
 DeviceModeChoice ChooseDeviceMode(const DeviceFacts& facts, bool allow_registered) {
   if (!facts.has_driver) return {DeviceMode::kHostOnly, facts.no_driver};
+  std::string why_not;
   if (facts.pageable_access && facts.host_page_tables) {
-    return {DeviceMode::kHostDirect,
-            "the GPU reads host memory through the host's page tables (attributes 88 and 100)"};
+    if (facts.direct_test != TestResult::kFailed) {
+      return {DeviceMode::kHostDirect, DirectReason(facts)};
+    }
+    why_not =
+        "not host_direct: attributes 88 and 100 promise it, but " + facts.direct_failure + "; ";
   }
   const std::string no_vmm = NoVmm(facts);
-  if (no_vmm.empty()) {
-    return {DeviceMode::kVmmFd, "the self-test exported, imported and read back device memory"};
-  }
-  std::string why_not = "not vmm_fd: " + no_vmm;
+  if (no_vmm.empty()) return {DeviceMode::kVmmFd, why_not + VmmReason(facts)};
+  why_not += "not vmm_fd: " + no_vmm;
   if (facts.integrated && facts.host_register) {
     if (allow_registered) {
       return {DeviceMode::kHostRegistered,
@@ -69,9 +104,7 @@ DeviceModeChoice ChooseDeviceMode(const DeviceFacts& facts, bool allow_registere
     why_not += "; not host_registered: it is not allowed by the configuration";
   }
   const std::string no_ipc = NoIpc(facts);
-  if (no_ipc.empty()) {
-    return {DeviceMode::kCudaIpc, "the driver exports legacy handles; " + why_not};
-  }
+  if (no_ipc.empty()) return {DeviceMode::kCudaIpc, IpcReason(facts) + "; " + why_not};
   return {DeviceMode::kHostOnly, why_not + "; not cuda_ipc: " + no_ipc};
 }
 

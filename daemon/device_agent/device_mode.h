@@ -18,7 +18,12 @@ const char* DeviceModeName(DeviceMode mode);
 // What a mode cannot do, for people; empty for those without limits.
 const char* DeviceModeLimits(DeviceMode mode);
 
-enum class TestResult : uint32_t { kNotRun = 0, kPassed = 1, kFailed = 2 };
+enum class TestResult : uint32_t {
+  kNotRun = 0,
+  kPassed = 1,
+  kFailed = 2,
+  kNotPossible = 3,  // Something else than what is tested kept it from running.
+};
 
 struct DeviceFacts {
   bool has_driver = false;
@@ -33,12 +38,16 @@ struct DeviceFacts {
   bool read_only_host_register = false;
   bool vmm = false;
   bool posix_fd = false;
-  // Create, fill, export, import read-only, map, read back.
+  // Create, fill, export, import read-only, map, read back. kNotPossible: the device is full.
   TestResult vmm_test = TestResult::kNotRun;
   std::string vmm_failure;
-  // Allocate and export; only another process can import.
+  // Allocate and export here (kNotPossible as above), and open in another process.
+  TestResult ipc_export = TestResult::kNotRun;
   TestResult ipc_test = TestResult::kNotRun;
   std::string ipc_failure;
+  // A kernel in another process reads a host page. kNotPossible: the driver runs no such kernel.
+  TestResult direct_test = TestResult::kNotRun;
+  std::string direct_failure;
 };
 
 struct DeviceModeChoice {

@@ -10,7 +10,7 @@ using ::testing::HasSubstr;
 DeviceFacts Discrete() {
   DeviceFacts facts;
   facts.has_driver = facts.has_ipc = facts.host_register = facts.vmm = facts.posix_fd = true;
-  facts.vmm_test = facts.ipc_test = TestResult::kPassed;
+  facts.vmm_test = facts.ipc_export = facts.ipc_test = TestResult::kPassed;
   return facts;
 }
 
@@ -22,6 +22,19 @@ TEST(DeviceMode, AGpuThatReadsHostPagesNeedsNoCopy) {
   DeviceFacts facts = Discrete();
   facts.integrated = facts.pageable_access = facts.host_page_tables = true;
   EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kHostDirect);
+  facts.direct_test = TestResult::kPassed;
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("a kernel read a sealed host page"));
+  facts.direct_test = TestResult::kNotPossible;
+  facts.direct_failure = "the driver compiles no PTX";
+  EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kHostDirect);
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason,
+              HasSubstr("by its attributes alone: the driver compiles no PTX"));
+  facts.direct_test = TestResult::kFailed;
+  facts.direct_failure = "CUDA_ERROR_ILLEGAL_ADDRESS (700)";
+  EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kVmmFd);
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("not host_direct: attributes"));
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("(700); the self-test exported"));
+  facts.direct_test = TestResult::kPassed;
   facts.host_page_tables = false;  // Pageable memory by migration is something else.
   EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kVmmFd);
 }
@@ -47,6 +60,31 @@ TEST(DeviceMode, EveryWayToLackDescriptorsIsNamed) {
               HasSubstr("did not run"));
 }
 
+TEST(DeviceMode, ADeviceThatIsFullKeepsItsMode) {
+  DeviceFacts facts = Discrete();
+  facts.vmm_test = facts.ipc_export = TestResult::kNotPossible;
+  facts.vmm_failure = facts.ipc_failure = "CUDA_ERROR_OUT_OF_MEMORY (2)";
+  EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kVmmFd);
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("had no room: CUDA_ERROR_OUT"));
+  facts.posix_fd = false;
+  facts.ipc_test = TestResult::kNotRun;
+  EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kCudaIpc);
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("untested: CUDA_ERROR_OUT"));
+}
+
+TEST(DeviceMode, LegacyHandlesNeedAnotherProcessThatOpensThem) {
+  DeviceFacts facts = Discrete();
+  facts.vmm = false;
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("another process opened a legacy"));
+  facts.ipc_test = TestResult::kNotRun;
+  EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kCudaIpc);
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("no other process has opened"));
+  facts.ipc_test = TestResult::kFailed;
+  facts.ipc_failure = "invalid device context (201)";
+  EXPECT_EQ(ChooseDeviceMode(facts, false).mode, DeviceMode::kHostOnly);
+  EXPECT_THAT(ChooseDeviceMode(facts, false).reason, HasSubstr("fails: invalid device context"));
+}
+
 TEST(DeviceMode, RegisteredPagesAreOnlyForWhoAsksForThem) {
   DeviceFacts facts = Discrete();
   facts.integrated = true;
@@ -64,7 +102,7 @@ TEST(DeviceMode, RegisteredPagesAreOnlyForWhoAsksForThem) {
 TEST(DeviceMode, WithoutAnyWayItIsHostOnlyWithEveryReason) {
   DeviceFacts facts = Discrete();
   facts.posix_fd = false;
-  facts.ipc_test = TestResult::kFailed;
+  facts.ipc_export = TestResult::kFailed;
   facts.ipc_failure = "CUDA_ERROR_NOT_SUPPORTED (801)";
   const DeviceModeChoice choice = ChooseDeviceMode(facts, false);
   EXPECT_EQ(choice.mode, DeviceMode::kHostOnly);

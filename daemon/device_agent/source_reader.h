@@ -17,14 +17,20 @@ namespace modelhost {
 struct SourceFile {
   UniqueFd fd;
   UniqueFd direct;  // The same file with O_DIRECT; not valid where the file system has none.
+  uint64_t bytes = 0;
+  int64_t written_ns = 0;  // When it was last written to.
 };
-SourceFile OpenSource(UniqueFd fd, bool direct);
+// FAILED_PRECONDITION: not a regular file.
+Result<SourceFile> OpenSource(UniqueFd fd, bool direct);
+// DATA_LOSS: the file was written to, or has another size, since it was opened.
+Result<void> CheckUnchanged(const SourceFile& source);
 
 class SourceReader {
  public:
   // `most`: the largest piece that will be read.
   explicit SourceReader(uint64_t most);
-  // Exactly `into`. DATA_LOSS: the file ends before, or fails.
+  // Exactly `into`, at most `most` bytes. `ahead`: how far past `offset` the next pieces may lie;
+  // what one direct read fetches serves them, too. DATA_LOSS: the file ends before, or fails.
   Result<void> Read(const SourceFile& source, uint64_t offset, std::span<std::byte> into,
                     uint64_t ahead);
 

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 
 namespace modelhost {
 namespace {
@@ -106,6 +107,13 @@ void LogObserver::OnLabelsMoved(std::span<const LabelChange> changes, absl::Dura
                                        .Add("generation", change.generation)
                                        .AddSeconds("flip_seconds", flip));
   }
+}
+
+void LogObserver::OnDeviceLost(const VersionKey& key, const std::vector<std::string>& gpus) {
+  logger_.Write(LogLevel::kError, LogLine("device_lost")
+                                      .Add("model", key.model)
+                                      .Add("version", key.version)
+                                      .Add("gpus", absl::StrJoin(gpus, ",")));
 }
 
 void LogObserver::OnDraining(const VersionKey& key) {

@@ -35,6 +35,7 @@ class LogObserver final : public Observer {
   void OnJournalError(const absl::Status& status) override;
   void OnUnloaded(const VersionKey& key, absl::Duration took) override;
   void OnLabelsMoved(std::span<const LabelChange> changes, absl::Duration flip) override;
+  void OnDeviceLost(const VersionKey& key, const std::vector<std::string>& gpus) override;
   void OnDraining(const VersionKey& key) override;
   void OnDrained(const VersionKey& key, absl::Duration took, bool deadline) override;
   void OnLease(const Lease& lease, LeaseChange change) override;

@@ -64,6 +64,9 @@ std::string OneOf(const std::string& value, const char* const (&known)[size]) {
 }
 
 std::string PhaseLabel(const std::string& phase) {
+  if (phase == "device_create") return "gpu_alloc";
+  if (phase == "device_upload") return "gpu_copy";
+  if (phase == "device_verify") return "gpu_verify";
   return OneOf(phase, {"wait", "open", "reserve", "verify", "map", "prewarm", "pin", "copy", "seal",
                        "index", "gpu_alloc", "gpu_copy", "probe"});
 }

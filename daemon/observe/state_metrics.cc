@@ -144,6 +144,32 @@ void RenderLabels(const RegistryState& state, std::vector<MetricFamily>& out) {
   changed.AddTo(out);
 }
 
+void RenderDevices(const StatusSnapshot& status, std::vector<MetricFamily>& out) {
+  GaugeFamily info("modelhost_gpu_info", "A GPU and the mode that it is used in; always 1.");
+  GaugeFamily usable("modelhost_gpu_usable", "1 while a GPU answers, 0 while it does not.");
+  GaugeFamily self_test("modelhost_gpu_self_test_passed",
+                        "1 for a GPU that can hold copies or read the host's, by its self-test.");
+  GaugeFamily copies("modelhost_gpu_copies", "Files that a GPU has a copy of.");
+  GaugeFamily copied("modelhost_gpu_copied_bytes", "Bytes of those copies.");
+  GaugeFamily importers("modelhost_gpu_importers", "Leases that have memory of a GPU.");
+  GaugeFamily lost("modelhost_gpu_lost_copies", "Copies lost with a GPU since the start.");
+  for (const DeviceTierSnapshot::Gpu& gpu : status.devices.gpus) {
+    const std::vector<Label> labels = {{"gpu", gpu.report.info.uuid}};
+    info.Add(
+        With(With(labels, "name", gpu.report.info.name), "mode", abi::DeviceModeName(gpu.mode)), 1);
+    usable.Add(labels, gpu.usable ? 1 : 0);
+    self_test.Add(labels, gpu.mode == abi::DeviceMode::kNone ? 0 : 1);
+    copies.Add(labels, static_cast<double>(gpu.copies));
+    copied.Add(labels, static_cast<double>(gpu.copied_bytes));
+    const auto held = status.importers.find(gpu.report.info.uuid);
+    importers.Add(labels, held == status.importers.end() ? 0 : static_cast<double>(held->second));
+    lost.Add(labels, static_cast<double>(gpu.lost));
+  }
+  for (GaugeFamily* family : {&info, &usable, &self_test, &copies, &copied, &importers, &lost}) {
+    family->AddTo(out);
+  }
+}
+
 void RenderVersions(const RegistryState& state, const ResidentBytes& resident_bytes,
                     std::vector<MetricFamily>& out) {
   GaugeFamily info("modelhost_model_version_info", "What a loaded version is; always 1.");
@@ -158,6 +184,7 @@ void RenderVersions(const RegistryState& state, const ResidentBytes& resident_by
   GaugeFamily mapped("modelhost_host_mapped_bytes", "Host bytes of a loaded version.");
   GaugeFamily resident("modelhost_host_resident_bytes",
                        "Host bytes of a loaded version that are in memory now.");
+  GaugeFamily on_gpu("modelhost_gpu_resident_bytes", "Bytes of a loaded version on a GPU.");
   GaugeFamily locked("modelhost_host_locked_bytes",
                      "Host bytes of a loaded version that are locked.");
 
@@ -189,6 +216,10 @@ void RenderVersions(const RegistryState& state, const ResidentBytes& resident_by
                1);
       mapped.Add(labels, static_cast<double>(version.resident->host_bytes()));
       locked.Add(labels, static_cast<double>(version.resident->locked_bytes()));
+      for (const DeviceImage& image : version.resident->devices) {
+        const auto bytes = image.lost() ? 0 : image.bytes();
+        on_gpu.Add(With(labels, "gpu", image.gpu), static_cast<double>(bytes));
+      }
       if (const auto it = resident_bytes.find(version.key); it != resident_bytes.end()) {
         resident.Add(labels, static_cast<double>(it->second));
       }
@@ -196,8 +227,8 @@ void RenderVersions(const RegistryState& state, const ResidentBytes& resident_by
     loading.Add({{"model", model.name}}, static_cast<double>(loads));
     quarantined.Add({{"model", model.name}}, static_cast<double>(bad));
   }
-  for (GaugeFamily* family :
-       {&info, &phases, &healths, &loading, &progress, &quarantined, &mapped, &resident, &locked}) {
+  for (GaugeFamily* family : {&info, &phases, &healths, &loading, &progress, &quarantined, &mapped,
+                              &resident, &locked, &on_gpu}) {
     family->AddTo(out);
   }
 }
@@ -244,6 +275,7 @@ std::vector<MetricFamily> RenderState(const RegistryState& state, const Resident
   std::vector<MetricFamily> out;
   RenderProcessWide(state, out);
   RenderDesired(state.status.desired, out);
+  RenderDevices(state.status, out);
   RenderLabels(state, out);
   RenderVersions(state, resident, out);
   RenderLeases(state, out);

@@ -37,6 +37,18 @@ absl::Duration DeadlineOf(const AcquireRequest& acquire) {
   return absl::Milliseconds(static_cast<int64_t>(std::min(acquire.deadline_ms, kLongestMs)));
 }
 
+AcquireRef::Device ToRefDevice(AcquireRequest::Device device) {
+  switch (device) {
+    case AcquireRequest::Device::kNone:
+      return AcquireRef::Device::kNone;
+    case AcquireRequest::Device::kIfAny:
+      return AcquireRef::Device::kIfAny;
+    case AcquireRequest::Device::kRequired:
+      return AcquireRef::Device::kRequired;
+  }
+  return AcquireRef::Device::kNone;
+}
+
 }  // namespace
 
 void RefuseConnection(UniqueFd socket, uint32_t uid, FdCloser& closer, std::span<std::byte> buffer,
@@ -194,6 +206,7 @@ void BrokerSession::OnHello(uint32_t request_id, const HelloRequest& hello) {
   }
   deps_.loop.CancelTimer(std::exchange(hello_timer_, 0));
   state_ = State::kOpen;
+  abi_ = *abi;
   Reply(HelloFrame(request_id, *abi, deps_.catalogue.epoch(), deps_.catalogue.fd(),
                    deps_.catalogue.page_bytes()));
   // The name of a client is not worth its waiting for; before its leases, though.
@@ -201,12 +214,20 @@ void BrokerSession::OnHello(uint32_t request_id, const HelloRequest& hello) {
 }
 
 void BrokerSession::OnAcquire(uint32_t request_id, AcquireRequest acquire) {
-  PendingAcquire pending{request_id, acquire.redeclare, deps_.clock.Monotonic(), {}};
+  const bool device = acquire.device != AcquireRequest::Device::kNone;
+  if (device && abi_ < abi::kFrameAbiDevice) {
+    Violation(request_id, absl::InvalidArgumentError(absl::StrCat(
+                              "malformed session: device memory is asked for in version ", abi_,
+                              " of the protocol, which has none")));
+    return;
+  }
+  PendingAcquire pending{request_id, acquire.redeclare, device, deps_.clock.Monotonic(), {}};
   std::vector<AcquireRef> refs;
   refs.reserve(acquire.refs.size());
   for (RequestedRef& ref : acquire.refs) {
     pending.models.push_back(ref.model);
-    refs.push_back({std::move(ref.model), std::move(ref.label), ref.version, Digest{ref.digest}});
+    refs.push_back({std::move(ref.model), std::move(ref.label), ref.version, Digest{ref.digest},
+                    ToRefDevice(acquire.device), acquire.gpu});
   }
   if (!acquire.wait) {
     FinishAcquire(pending, deps_.manager.Acquire(id_, refs));
@@ -238,8 +259,8 @@ void BrokerSession::FinishAcquire(const PendingAcquire& pending,
   const auto count = static_cast<uint32_t>(grants->size());
   for (const Grant& grant : *grants) leases_.emplace(grant.lease, grant.key);
   for (uint32_t i = 0; i < count; ++i) {
-    for (OutFrame& frame :
-         GrantFrames(pending.request_id, i, count, (*grants)[i], pending.redeclare)) {
+    for (OutFrame& frame : GrantFrames(pending.request_id, i, count, (*grants)[i],
+                                       pending.redeclare, pending.device)) {
       Reply(std::move(frame));
       if (closed()) return;
     }

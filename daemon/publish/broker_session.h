@@ -167,6 +167,7 @@ class BrokerSession {
   struct PendingAcquire {
     uint32_t request_id = 0;
     bool redeclare = false;
+    bool device = false;  // Device memory was asked for.
     absl::Duration received;
     std::vector<std::string> models;
   };
@@ -194,6 +195,7 @@ class BrokerSession {
   const Peer peer_;
   UniqueFd socket_;
   State state_ = State::kNew;
+  uint32_t abi_ = 0;  // What the two ends speak, from Hello on.
   bool announced_ = false;
   bool fetching_ = false;  // A file is being opened.
   bool subscribed_ = false;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,6 +12,8 @@ namespace modelhost {
 namespace {
 
 using Bytes = std::span<const std::byte>;
+
+constexpr uint32_t kDeviceFlags = abi::kAcquireDevice | abi::kAcquireDeviceIfAny;
 
 absl::Status Malformed(absl::string_view frame, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat("malformed ", frame, " frame: ", why));
@@ -70,6 +73,33 @@ absl::StatusOr<HelloRequest> ParseHello(Bytes frame) {
   return HelloRequest{raw.abi_min, raw.abi_max};
 }
 
+// "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427": what cuda::FormatUuid makes, and nothing else, so
+// that one GPU has one name.
+bool IsGpuUuid(absl::string_view text) {
+  constexpr absl::string_view kShape = "GPU-xxxxxxxx-xxxx-xxxx-xxxx-xxxxxxxxxxxx";
+  if (text.size() != kShape.size()) return false;
+  for (size_t i = 0; i < kShape.size(); ++i) {
+    const char c = text[i];
+    const bool digit = (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
+    if (kShape[i] == 'x' ? !digit : c != kShape[i]) return false;
+  }
+  return true;
+}
+
+// Whether and where the client wants device memory. `want_at`: where the DeviceWant would be.
+absl::Status ReadDevice(Bytes frame, uint32_t flags, size_t want_at, AcquireRequest& request) {
+  if ((flags & kDeviceFlags) == 0) return absl::OkStatus();
+  const auto want = Read<abi::DeviceWant>(frame, want_at);
+  const char* end = std::find(std::begin(want.gpu), std::end(want.gpu), '\0');
+  if (end == std::end(want.gpu)) return Malformed("Acquire", "the GPU's UUID has no end");
+  std::string gpu(std::begin(want.gpu), end);
+  if (!IsGpuUuid(gpu)) return Malformed("Acquire", "the GPU's UUID is not one");
+  request.device = (flags & abi::kAcquireDevice) != 0 ? AcquireRequest::Device::kRequired
+                                                      : AcquireRequest::Device::kIfAny;
+  request.gpu = std::move(gpu);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<AcquireRequest> ParseAcquire(Bytes frame) {
   if (frame.size() < sizeof(abi::Acquire)) {
     return CheckSize(frame, sizeof(abi::Acquire), "Acquire");
@@ -79,15 +109,18 @@ absl::StatusOr<AcquireRequest> ParseAcquire(Bytes frame) {
     return Malformed("Acquire",
                      absl::StrCat(raw.count, " references, expected 1 to ", abi::kMaxSet));
   }
-  if (auto size = CheckSize(frame, sizeof(abi::Acquire) + raw.count * sizeof(abi::Ref), "Acquire");
-      !size.ok()) {
-    return size;
-  }
-  constexpr uint32_t kKnownFlags = abi::kAcquireWait | abi::kAcquireRedeclare;
+  constexpr uint32_t kKnownFlags = abi::kAcquireWait | abi::kAcquireRedeclare | kDeviceFlags;
   if ((raw.flags & ~kKnownFlags) != 0) {
     return Malformed("Acquire", absl::StrCat("unknown flags ", raw.flags & ~kKnownFlags));
   }
+  if ((raw.flags & kDeviceFlags) == kDeviceFlags) {
+    return Malformed("Acquire", "device memory is both required and wanted if there is any");
+  }
+  const size_t refs_end = sizeof(abi::Acquire) + raw.count * sizeof(abi::Ref);
+  const size_t want_bytes = (raw.flags & kDeviceFlags) != 0 ? sizeof(abi::DeviceWant) : 0;
+  if (auto size = CheckSize(frame, refs_end + want_bytes, "Acquire"); !size.ok()) return size;
   AcquireRequest request;
+  if (auto device = ReadDevice(frame, raw.flags, refs_end, request); !device.ok()) return device;
   request.wait = (raw.flags & abi::kAcquireWait) != 0;
   request.redeclare = (raw.flags & abi::kAcquireRedeclare) != 0;
   request.deadline_ms = raw.deadline_ms;

@@ -35,6 +35,10 @@ struct AcquireRequest {
   bool wait = false;
   bool redeclare = false;
   uint64_t deadline_ms = 0;  // Means something with `wait` only.
+  // Device memory too; only from kFrameAbiDevice on, which the session checks.
+  enum class Device : uint8_t { kNone, kIfAny, kRequired };
+  Device device = Device::kNone;
+  std::string gpu;  // "GPU-" and a UUID in lower case; empty exactly with kNone.
   std::vector<RequestedRef> refs;
 };
 

@@ -27,6 +27,8 @@ void Check(std::span<const std::byte> frame, size_t fd_count) {
     Require(!abi.ok() || (*abi >= hello->abi_min && *abi <= hello->abi_max));
   }
   if (const auto* acquire = std::get_if<AcquireRequest>(&request->body)) {
+    Require((acquire->device == AcquireRequest::Device::kNone) == acquire->gpu.empty());
+    Require(acquire->gpu.size() < abi::kGpuUuidBytes);
     Require(!acquire->refs.empty() && acquire->refs.size() <= abi::kMaxSet);
     for (const RequestedRef& ref : acquire->refs) {
       Require(abi::IsValidName(ref.model.data(), ref.model.size()));

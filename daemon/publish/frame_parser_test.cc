@@ -165,6 +165,57 @@ TEST(ParseRequest, DescriptorsComeWithUploadsAlone) {
   EXPECT_THAT(Refusal(Frame(abi::FrameType::kUpload, upload, {}, 2), 2), HasSubstr("first file"));
 }
 
+constexpr char kGpu[] = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427";
+
+Bytes DeviceFrame(const std::string& gpu, uint32_t flags = abi::kAcquireDevice,
+                  size_t want_bytes = sizeof(abi::DeviceWant)) {
+  const abi::Ref ref = MakeRef("planner", "stable");
+  abi::DeviceWant want{};
+  gpu.copy(want.gpu, sizeof(want.gpu));
+  Bytes tail(AsBytes(ref).begin(), AsBytes(ref).end());
+  tail.insert(tail.end(), AsBytes(want).begin(), AsBytes(want).begin() + want_bytes);
+  abi::Acquire acquire{};
+  acquire.flags = flags;
+  acquire.count = 1;
+  return Frame(abi::FrameType::kAcquire, acquire, tail);
+}
+
+TEST(ParseRequest, AWishForDeviceMemoryNamesItsGpu) {
+  const auto parsed = [](uint32_t flags) {
+    const auto request = ParseRequest(DeviceFrame(kGpu, flags), 0);
+    EXPECT_TRUE(request.ok()) << request.status();
+    return std::get<AcquireRequest>(request->body);
+  };
+  EXPECT_EQ(parsed(abi::kAcquireDevice).device, AcquireRequest::Device::kRequired);
+  EXPECT_EQ(parsed(abi::kAcquireDevice).gpu, kGpu);
+  EXPECT_EQ(parsed(abi::kAcquireDevice).refs.at(0).label, "stable");
+  EXPECT_EQ(parsed(abi::kAcquireDeviceIfAny | abi::kAcquireRedeclare).device,
+            AcquireRequest::Device::kIfAny);
+  const auto without = ParseRequest(AcquireFrame({MakeRef("a", "b")}), 0);
+  EXPECT_EQ(std::get<AcquireRequest>(without->body).device, AcquireRequest::Device::kNone);
+  EXPECT_EQ(std::get<AcquireRequest>(without->body).gpu, "");
+}
+
+TEST(ParseRequest, AWishForDeviceMemoryIsWholeAndOfOneKind) {
+  EXPECT_THAT(Refusal(DeviceFrame(kGpu, abi::kAcquireDevice | abi::kAcquireDeviceIfAny)),
+              HasSubstr("both"));
+  EXPECT_THAT(Refusal(DeviceFrame(kGpu, abi::kAcquireDevice, 0)), HasSubstr("expected 264"));
+  EXPECT_THAT(Refusal(DeviceFrame(kGpu, abi::kAcquireDevice, 47)), HasSubstr("expected 264"));
+  EXPECT_THAT(Refusal(DeviceFrame(kGpu, 0)), HasSubstr("expected 216"));
+  EXPECT_THAT(Refusal(DeviceFrame(kGpu, 16)), HasSubstr("unknown flags"));
+}
+
+TEST(ParseRequest, AGpuIsNamedByItsUuidAlone) {
+  EXPECT_THAT(Refusal(DeviceFrame(std::string(48, 'a'))), HasSubstr("no end"));
+  for (const char* gpu :
+       {"", "0", "GPU-", "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca42",
+        "gpu-1b4e28ba-2fa1-11d2-883f-0016d3cca427", "GPU-1B4E28BA-2fa1-11d2-883f-0016d3cca427",
+        "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca4277", "GPU-1b4e28ba02fa1-11d2-883f-0016d3cca427",
+        "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca42g", "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca42\n"}) {
+    EXPECT_THAT(Refusal(DeviceFrame(gpu)), HasSubstr("UUID")) << gpu;
+  }
+}
+
 TEST(NegotiateAbi, TakesTheNewestThatBothSpeak) {
   const auto abi = NegotiateAbi({0, 100});
   ASSERT_TRUE(abi.ok());

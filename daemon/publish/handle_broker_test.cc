@@ -118,6 +118,48 @@ TEST_F(HandleBrokerTest, ThreeHundredRegionsComeInSeveralFrames) {
   EXPECT_FALSE(client.ReceiveNow().has_value());
 }
 
+Bytes DeviceAcquireBytes(uint32_t flags) {
+  Bytes frame = AcquireBytes({LabelRef("planner")}, 1, flags | abi::kAcquireWait);
+  abi::DeviceWant want{};
+  const std::string gpu = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427";
+  gpu.copy(want.gpu, sizeof(want.gpu) - 1);
+  frame.insert(frame.end(), AsBytes(want).begin(), AsBytes(want).end());
+  const auto size = static_cast<uint32_t>(frame.size());
+  std::memcpy(frame.data() + offsetof(abi::FrameHeader, bytes), &size, sizeof(size));
+  return frame;
+}
+
+TEST_F(HandleBrokerTest, WhoWantsDeviceMemoryIfThereIsAnyIsToldThatThereIsNone) {
+  StartWithPlanner();
+  TestClient client = Connect();
+  client.Send(DeviceAcquireBytes(abi::kAcquireDeviceIfAny));
+  const auto granted = client.Receive();
+  ASSERT_TRUE(granted.has_value());
+  ASSERT_EQ(granted->type(), abi::FrameType::kGranted) << granted->ErrorText();
+  EXPECT_EQ(granted->As<abi::Granted>().device, 1U);
+  const auto device = client.Receive();
+  ASSERT_TRUE(device.has_value());
+  ASSERT_EQ(device->type(), abi::FrameType::kDeviceFds);
+  EXPECT_EQ(device->As<abi::DeviceFds>().lease_id, granted->As<abi::Granted>().lease_id);
+  EXPECT_EQ(device->As<abi::DeviceFds>().mode, static_cast<uint32_t>(abi::DeviceMode::kNone));
+  EXPECT_EQ(device->As<abi::DeviceFds>().total, 0U);
+}
+
+TEST_F(HandleBrokerTest, AClientOfAnOlderProtocolCannotAskForDeviceMemory) {
+  StartWithPlanner();
+  TestClient client = ConnectSilently();
+  client.Send(HelloBytes(1, abi::kFrameAbiDevice - 1));
+  const auto hello = client.Receive();
+  ASSERT_TRUE(hello.has_value());
+  EXPECT_EQ(hello->As<abi::HelloReply>().abi, abi::kFrameAbiDevice - 1);
+  client.Send(DeviceAcquireBytes(abi::kAcquireDevice));
+  const auto refused = client.Receive();
+  ASSERT_TRUE(refused.has_value());
+  EXPECT_THAT(refused->ErrorText(), StartsWith("INVALID_ARGUMENT: malformed session"));
+  EXPECT_FALSE(client.Receive().has_value());
+  EXPECT_EQ(Stats().violations, 1U);
+}
+
 TEST_F(HandleBrokerTest, ASetIsGrantedWholeOrNotAtAll) {
   AddVersion("detector", 3, {{"model.safetensors", Safetensors("d", "det")}});
   SetLabel("detector", "stable", 3, 4);

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/types/span.h"
 #include "daemon/platform/errno_status.h"
+#include "daemon/publish/device_table.h"
 #include "proto/abi/version_index.h"
 
 namespace modelhost {
@@ -69,8 +70,9 @@ bool Before(const Place& a, const Place& b) {
 
 class Layout {
  public:
-  Layout(const ResidentVersion& version, const std::vector<ComponentIndex>& components)
-      : version_(version), manifest_(*version.manifest) {
+  Layout(const ResidentVersion& version, const std::vector<ComponentIndex>& components,
+         const DevicePlan& plan)
+      : version_(version), manifest_(*version.manifest), plan_(plan) {
     for (const ComponentIndex& component : components) components_.push_back(&component);
     std::ranges::sort(components_, {},
                       [](const ComponentIndex* c) -> const std::string& { return c->name; });
@@ -107,6 +109,8 @@ class Layout {
 
   const ResidentVersion& version_;
   const Manifest& manifest_;
+  const DevicePlan& plan_;
+  DeviceTable devices_;
   std::vector<const ComponentIndex*> components_;  // By name: the order of the index.
   // Of each component's files(): their number in the manifest; kNone when it is not there.
   std::vector<std::vector<uint32_t>> file_numbers_;
@@ -142,6 +146,9 @@ absl::Status Layout::CheckParts() {
   for (const uint32_t region : version_.eager) {
     if (region >= version_.regions.size()) return broken("an unknown region is eager");
     eager_[region] = true;
+  }
+  if (const auto status = devices_.Init(plan_, version_); !status.ok()) {
+    return broken(status.message());
   }
   if (!std::ranges::is_sorted(manifest_.files, {}, &ManifestFile::path)) {
     return broken("the manifest's files are not sorted");
@@ -244,6 +251,7 @@ absl::StatusOr<abi::TensorEntry> Layout::Tensor(const Place& place, const Tensor
                                             " has tensors and is not sent with a grant"));
   }
   entry.flags |= abi::kTensorMappable;
+  devices_.Place(entry);
   return entry;
 }
 
@@ -272,6 +280,9 @@ absl::Status Layout::WriteTensors(const Big& big) {
     if (i == 0 || places_[i - 1].name != place.name) at = hash & mask;
     while (big.buckets[at].number != 0) at = (at + 1) & mask;
     big.buckets[at] = {hash, static_cast<uint32_t>(i + 1)};
+  }
+  if (const auto status = devices_.CheckAllPlaced(); !status.ok()) {
+    return absl::InternalError(absl::StrCat("index of ", Name(), ": ", status.message()));
   }
   return absl::OkStatus();
 }
@@ -337,6 +348,7 @@ absl::Status Layout::CheckCounts() {
   if (files_.size() > kMaxCount || metadata_.size() > kMaxCount) {
     return too_many("files or metadata items");
   }
+  if (devices_.segments().size() > kMaxCount) return too_many("device segments");
   return absl::OkStatus();
 }
 
@@ -368,6 +380,7 @@ absl::StatusOr<SealedRegion> Layout::Write() {
   header.tensors = place(places_.size(), sizeof(abi::TensorEntry));
   header.buckets = place(bucket_count_, sizeof(abi::Bucket));
   header.metadata = place(metadata_.size(), sizeof(abi::MetadataEntry));
+  header.device_segments = place(devices_.segments().size(), sizeof(abi::DeviceSegmentEntry));
   header.index_bytes = end;
   for (abi::MetadataEntry& item : metadata_) {
     item.key.offset += static_cast<uint32_t>(metadata_text);
@@ -388,6 +401,7 @@ absl::StatusOr<SealedRegion> Layout::Write() {
   copy(header.regions, regions_);
   copy(header.components, component_entries_);
   copy(header.metadata, metadata_);
+  copy(header.device_segments, devices_.segments());
   const auto copy_text = [&](uint64_t at, const std::string& text) {
     std::memcpy(base + header.strings.offset + at, text.data(), text.size());
   };
@@ -408,8 +422,8 @@ absl::StatusOr<SealedRegion> Layout::Write() {
 
 absl::StatusOr<SealedRegion> IndexWriter::Build(const ResidentVersion& version,
                                                 const std::vector<ComponentIndex>& components,
-                                                const DevicePlan& /*plan*/) {
-  return Layout(version, components).Build();
+                                                const DevicePlan& plan) {
+  return Layout(version, components, plan).Build();
 }
 
 }  // namespace modelhost

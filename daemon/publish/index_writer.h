@@ -5,8 +5,8 @@
 //
 // Errors: INVALID_ARGUMENT (a tensor outside its file, in a file that the manifest does not have,
 // twice in one component, or with too many dimensions: the text names it), RESOURCE_EXHAUSTED (more
-// than the 32-bit numbers of the index can count, or no memory), INTERNAL (the loader's parts do
-// not fit together).
+// than the 32-bit numbers of the index can count, or no memory), INTERNAL (the loader's parts, or
+// the device plan, do not fit together).
 #pragma once
 
 #include <vector>

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -130,7 +131,7 @@ class IndexWriterTest : public ::testing::Test {
 
   absl::StatusOr<SealedRegion> Build() {
     version_.manifest = manifest_;
-    return IndexWriter().Build(version_, components_, {});
+    return IndexWriter().Build(version_, components_, plan_);
   }
   SealedRegion MustBuild() {
     auto built = Build();
@@ -142,6 +143,7 @@ class IndexWriterTest : public ::testing::Test {
   std::shared_ptr<Manifest> manifest_ = std::make_shared<Manifest>();
   ResidentVersion version_;
   std::vector<ComponentIndex> components_;
+  DevicePlan plan_;
 };
 
 TEST_F(IndexWriterTest, EveryNumberOfATensorComesBack) {
@@ -337,6 +339,96 @@ TEST_F(IndexWriterTest, PartsThatDoNotFitTogetherAreTheLoadersMistake) {
   version_.eager = {0};
   version_.file_regions.clear();
   EXPECT_EQ(Build().status().code(), absl::StatusCode::kInternal);
+}
+
+// Two files of two tensors each; of the second one, one goes to the device.
+class DeviceIndexTest : public IndexWriterTest {
+ protected:
+  DeviceIndexTest() {
+    AddFile("a.safetensors", 8192);
+    AddFile("b.safetensors", 8192);
+    ComponentIndex& a = AddComponent("a", "safetensors", {"a.safetensors"});
+    a.index.Add(Tensor("a0", 64, 1000));
+    a.index.Add(Tensor("a1", 4096, 4096));
+    a.index.Add(Tensor("a1.tied", 4096, 4096));
+    ComponentIndex& b = AddComponent("b", "safetensors", {"b.safetensors"});
+    b.index.Add(Tensor("b0", 0, 8));
+    b.index.Add(Tensor("b1", 8, 16));
+    plan_.segments = true;
+    plan_.parts.push_back({0, {{64, 1000}, {4096, 4096}}, {{0, 512}, {1, 0}}, {4096, 8192}, 0});
+    plan_.parts.push_back({1, {{8, 16}}, {{0, 1024}}, {2048}, 2});
+  }
+
+  std::string Refusal() {
+    const auto built = Build();
+    EXPECT_EQ(built.status().code(), absl::StatusCode::kInternal) << built.status();
+    return std::string(built.status().message());
+  }
+};
+
+TEST_F(DeviceIndexTest, TensorsSayWhereTheyLieInWhichSegment) {
+  const SealedRegion sealed = MustBuild();
+  const IndexView view(sealed);
+  const auto segments = view.Table<abi::DeviceSegmentEntry>(view.header().device_segments);
+  ASSERT_EQ(segments.size(), 3U);
+  EXPECT_EQ(segments[0].bytes, 4096U);
+  EXPECT_EQ(segments[1].bytes, 8192U);
+  EXPECT_EQ(segments[1].region, 0U);
+  EXPECT_EQ(segments[2].bytes, 2048U);
+  EXPECT_EQ(segments[2].region, 1U);
+  const auto place = [&](const char* name) {
+    const abi::TensorEntry& tensor = *view.Find(name).at(0);
+    EXPECT_EQ(tensor.flags, abi::kTensorMappable | abi::kTensorOnDevice) << name;
+    return std::pair(tensor.device_segment, tensor.device_offset);
+  };
+  EXPECT_EQ(place("a0"), std::pair(0U, uint64_t{512}));
+  EXPECT_EQ(place("a1"), std::pair(1U, uint64_t{0}));
+  EXPECT_EQ(place("a1.tied"), place("a1"));
+  EXPECT_EQ(place("b1"), std::pair(2U, uint64_t{1024}));
+  EXPECT_EQ(view.Find("b0").at(0)->flags, abi::kTensorMappable);
+  EXPECT_EQ(view.Find("b0").at(0)->device_segment, abi::kNone);
+}
+
+TEST_F(DeviceIndexTest, WithoutSegmentsTheTensorsAreMarkedAlone) {
+  plan_.segments = false;
+  for (DevicePlan::Part& part : plan_.parts) {
+    part.places.clear();
+    part.segment_bytes.clear();
+  }
+  const SealedRegion sealed = MustBuild();
+  const IndexView view(sealed);
+  EXPECT_EQ(view.header().device_segments.count, 0U);
+  EXPECT_EQ(view.Find("a0").at(0)->flags, abi::kTensorMappable | abi::kTensorOnDevice);
+  EXPECT_EQ(view.Find("a0").at(0)->device_segment, abi::kNone);
+  EXPECT_EQ(view.Find("b0").at(0)->flags, abi::kTensorMappable);
+  plan_.parts[0].segment_bytes = {4096};
+  EXPECT_THAT(Refusal(), HasSubstr("without them"));
+}
+
+TEST_F(DeviceIndexTest, APlanThatNamesWhatIsNotThereIsTheLoadersMistake) {
+  const DevicePlan good = plan_;
+  const auto refusal_with = [&](auto change) {
+    plan_ = good;
+    change(plan_.parts);
+    return Refusal();
+  };
+  using Parts = std::vector<DevicePlan::Part>;
+  EXPECT_THAT(refusal_with([](Parts& p) { p[1].region = 2; }), HasSubstr("region 2 of 2"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[1].region = 0; }), HasSubstr("twice"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[1].first_segment = 1; }), HasSubstr("first segment"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[0].places.pop_back(); }), HasSubstr("places"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[0].ranges[1].bytes = 4097; }), HasSubstr("8192"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[0].ranges[1].offset = ~uint64_t{0}; }),
+              HasSubstr("8192"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[0].places[0].segment = 2; }), HasSubstr("not that"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[0].places[0].offset = 3097; }), HasSubstr("not that"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[0].places[0].offset = ~uint64_t{0}; }),
+              HasSubstr("not that"));
+  EXPECT_THAT(refusal_with([](Parts& p) { std::swap(p[0].ranges[0], p[0].ranges[1]); }),
+              HasSubstr("not sorted"));
+  EXPECT_THAT(refusal_with([](Parts& p) { p[1].ranges[0].bytes = 15; }), HasSubstr("no tensor's"));
+  plan_ = good;
+  EXPECT_TRUE(Build().ok());
 }
 
 TEST_F(IndexWriterTest, NamesThatShareABucketOfOneIndexDoNotInTheNext) {

@@ -42,13 +42,51 @@ void AddFds(OutFrame& frame, const ResidentVersion& version, std::span<const abi
   for (const abi::RegionRef& ref : refs) frame.fds.push_back(&version.regions[ref.region]->fd());
 }
 
+// `image`: null where there is no copy for this client.
+void AddDeviceFrames(uint32_t request_id, uint64_t lease, const DeviceImage* image,
+                     std::vector<OutFrame>& frames) {
+  const abi::DeviceMode mode = image == nullptr ? abi::DeviceMode::kNone : image->mode;
+  const bool with_fds = mode == abi::DeviceMode::kVmmFd || mode == abi::DeviceMode::kHostRegistered;
+  std::vector<const DeviceSegment*> segments;
+  if (with_fds || mode == abi::DeviceMode::kCudaIpc) {
+    for (const auto& region : image->regions) {
+      for (const DeviceSegment& segment : region->segments()) segments.push_back(&segment);
+    }
+  }
+  size_t sent = 0;
+  do {
+    const size_t count = std::min<size_t>(segments.size() - sent, abi::kMaxFdsPerFrame);
+    std::vector<abi::DeviceRef> refs(count);
+    for (size_t i = 0; i < count; ++i) {
+      const DeviceSegment& segment = *segments[sent + i];
+      refs[i].segment = static_cast<uint32_t>(sent + i);
+      refs[i].bytes = segment.bytes;
+      if (!with_fds) std::memcpy(refs[i].ipc, segment.handle.data(), sizeof(refs[i].ipc));
+    }
+    abi::DeviceFds head{};
+    head.lease_id = lease;
+    head.mode = static_cast<uint32_t>(mode);
+    head.total = static_cast<uint32_t>(segments.size());
+    head.count = static_cast<uint32_t>(count);
+    frames.push_back(Make(head, abi::FrameType::kDeviceFds, request_id,
+                          std::as_bytes(std::span(refs)), with_fds ? count : 0));
+    for (size_t i = 0; with_fds && i < count; ++i) {
+      frames.back().fds.push_back(&segments[sent + i]->fd);
+    }
+    sent += count;
+  } while (sent < segments.size());
+}
+
 }  // namespace
 
 std::vector<OutFrame> GrantFrames(uint32_t request_id, uint32_t number, uint32_t count,
-                                  const Grant& grant, bool redeclare) {
+                                  const Grant& grant, bool redeclare, bool device) {
   const ResidentVersion& version = *grant.resident;
   std::span<const uint32_t> left = version.eager;
-  if (redeclare) left = {};
+  if (redeclare) {
+    left = {};
+    device = false;  // It has that mapped too.
+  }
   abi::Granted granted{};
   granted.number = number;
   granted.count = count;
@@ -65,6 +103,7 @@ std::vector<OutFrame> GrantFrames(uint32_t request_id, uint32_t number, uint32_t
   std::vector<OutFrame> frames;
   const std::vector<abi::RegionRef> first = TakeRefs(version, left, /*used=*/1);
   granted.ref_count = static_cast<uint32_t>(first.size());
+  granted.device = device ? 1 : 0;
   frames.push_back(Make(granted, abi::FrameType::kGranted, request_id,
                         std::as_bytes(std::span(first)), redeclare ? 0 : 1 + first.size()));
   if (redeclare) return frames;
@@ -79,6 +118,7 @@ std::vector<OutFrame> GrantFrames(uint32_t request_id, uint32_t number, uint32_t
                           std::as_bytes(std::span(refs)), refs.size()));
     AddFds(frames.back(), version, refs);
   }
+  if (device) AddDeviceFrames(request_id, grant.lease, grant.device, frames);
   for (OutFrame& frame : frames) frame.keep = grant.resident;
   return frames;
 }

@@ -22,9 +22,11 @@ struct OutFrame {
 
 // Granted, and as many RegionFds as the eager regions of the version need. The descriptors are the
 // daemon's own, so all receivers share one open file (offset, status flags): they are for mapping,
-// which uses neither. `redeclare`: Granted alone, without descriptors.
+// which uses neither. With `device` (the client asked for it) as many DeviceFds follow as its
+// segments need, one without segments where there are none. `redeclare`: Granted alone, without
+// descriptors.
 std::vector<OutFrame> GrantFrames(uint32_t request_id, uint32_t number, uint32_t count,
-                                  const Grant& grant, bool redeclare);
+                                  const Grant& grant, bool redeclare, bool device);
 
 // RegionFds with one descriptor of its own.
 OutFrame FetchFrame(uint32_t request_id, uint64_t lease, uint32_t region,

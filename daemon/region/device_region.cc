@@ -31,8 +31,8 @@ bool DeviceImage::lost() const {
   return std::ranges::any_of(regions, [](const auto& region) { return region->lost(); });
 }
 
-Digest PlannedDeviceId(const std::string& gpu, const Digest& content, const std::string& policy) {
-  const std::string text = absl::StrCat(gpu, "\n", content.Hex(), "\n", policy);
+Digest PlannedDeviceId(const std::string& gpu, const Digest& file, const std::string& policy) {
+  const std::string text = absl::StrCat(gpu, "\n", file.Hex(), "\n", policy);
   return Sha256(std::as_bytes(std::span(text)));
 }
 

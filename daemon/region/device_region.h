@@ -31,9 +31,9 @@ class DeviceRegion {
     DeviceRegionKey key;
     Digest planned;  // PlannedDeviceId: what the books knew it by before it was parsed.
     abi::DeviceMode mode = abi::DeviceMode::kNone;
+    Reservation device;  // Of the GPU's budget; kHostRegistered: of the host's. Goes last.
     std::vector<DeviceSegment> segments;
-    std::vector<uint64_t> checksums;  // Of each segment.
-    Reservation device;               // Of the GPU's budget; kHostRegistered: of the host's.
+    std::vector<uint64_t> checksums;  // Of each segment; kHostRegistered: none.
   };
   // `service` is lent, and outlives it.
   DeviceRegion(DeviceMemoryService& service, Parts parts)
@@ -69,7 +69,8 @@ struct DeviceImage {
   bool lost() const;
 };
 
-// By which the books know a copy before its file is parsed: SHA-256 over GPU, content and policy.
-Digest PlannedDeviceId(const std::string& gpu, const Digest& content, const std::string& policy);
+// By which the books know a copy before its file is parsed: SHA-256 over GPU, the file's SHA-256
+// and the policy.
+Digest PlannedDeviceId(const std::string& gpu, const Digest& file, const std::string& policy);
 
 }  // namespace modelhost

@@ -9,7 +9,7 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <set>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,6 +21,8 @@
 #include "daemon/platform/clock.h"
 #include "daemon/platform/device.h"
 #include "daemon/region/cancel_token.h"
+#include "daemon/region/device_cache.h"
+#include "daemon/region/device_gpu.h"
 #include "daemon/region/device_plan.h"
 #include "daemon/region/device_region.h"
 #include "daemon/region/memory_budget.h"
@@ -30,7 +32,7 @@ namespace modelhost {
 
 struct DeviceTierOptions {
   bool enabled = true;                           // [device] enabled
-  std::optional<uint64_t> budget_bytes;          // Of each GPU; unset: nine tenths of its memory.
+  std::optional<uint64_t> budget_bytes = {};     // Of each GPU; unset: nine tenths of its memory.
   uint64_t segment_bytes = UINT64_MAX;           // A segment is no larger (DeviceLayoutLimits).
   uint64_t ring_bytes = uint64_t{128} << 20;     // Pinned while a copy is made; host memory.
   absl::Duration discovery = absl::Seconds(30);  // How long a load waits to know what there is.
@@ -66,8 +68,9 @@ class DeviceTier {
   // One per GPU that holds copies of its own, named by its UUID; none until they are known, and the
   // same ones from then on.
   std::vector<BudgetPool*> Pools() const;
-  // The GPUs (UUIDs) that `policy` puts a copy on, and of these the ones that hold segments: what
-  // is known now, without waiting.
+  // Host memory that is pinned while a copy is made.
+  uint64_t ring_bytes() const { return options_.ring_bytes; }
+  // The GPUs (UUIDs) whose memory a copy by `policy` takes: what is known now, without waiting.
   std::vector<std::string> GpusOf(const DevicePolicy& policy) const;
 
   // What a plan needs to know of the GPUs that `policy` names. Waits for Discover.
@@ -89,9 +92,14 @@ class DeviceTier {
     const std::vector<std::string>& gpus;
     const std::vector<std::shared_ptr<const HostRegion>>& regions;
     const CancelToken& cancel;
-    std::function<void(uint64_t done, uint64_t total)> progress;
-    // Called when a phase ends: "device_create", "device_upload", "device_verify".
-    std::function<void(const std::string& phase, absl::Duration took, uint64_t bytes)> phase;
+    // All on the calling thread; may be empty. A phase is "device_create", "device_upload" (what
+    // is read back then is "device_verify" in the report) or "device_verify".
+    std::function<void(const std::string& phase, uint64_t total)> begin = nullptr;
+    std::function<void(uint64_t done)> progress = nullptr;
+    // Of all phases that there were, at the end.
+    std::function<void(const std::string& phase, absl::Duration took, uint64_t bytes)> phase =
+        nullptr;
+    std::function<void(std::string warning)> warn = nullptr;
   };
   absl::StatusOr<std::vector<DeviceImage>> Make(const Work& work);
 
@@ -101,12 +109,33 @@ class DeviceTier {
   void DropOffered();
 
   // Looks whether the copies can still be had: those that cannot are marked lost. True when one was
-  // lost that was not before. Waits for the devices.
+  // lost that was not before. Waits for the devices, each on its own; for one that hangs only
+  // `kCheckWait`: what is found of it then is told by a later call.
+  static constexpr absl::Duration kCheckWait = absl::Seconds(5);
   bool CheckCopies();
 
  private:
-  struct Gpu;
-  // (the region part fills this in)
+  friend class DeviceCopyJob;  // One call of Make (device_copy_job.h).
+
+  // Null: there is none of that name, or it is not known yet.
+  DeviceGpu* Find(const std::string& uuid) const;
+  std::vector<DeviceGpu*> Gpus() const;
+  // What an earlier daemon left of `key`; nothing when there is none.
+  std::optional<DeviceRegion::Parts> TakeOffered(const DeviceRegionKey& key);
+  // True when there was some.
+  bool DropOfferedOn(const std::string& gpu);
+
+  DeviceFinder& finder_;
+  Clock& clock_;
+  BudgetPool& host_;
+  const DeviceTierOptions options_;
+  DeviceCache cache_;
+  mutable absl::Mutex mutex_;
+  bool known_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string reason_ ABSL_GUARDED_BY(mutex_);
+  // None is added or removed once they are known.
+  std::vector<std::unique_ptr<DeviceGpu>> gpus_ ABSL_GUARDED_BY(mutex_);
+  std::map<DeviceRegionKey, DeviceRegion::Parts> offered_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace modelhost

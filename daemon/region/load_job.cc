@@ -44,7 +44,7 @@ absl::StatusOr<std::shared_ptr<const ResidentVersion>> LoadJob::Run() {
   if (auto status = Open(); !status.ok()) return status;
   if (auto status = Plan(); !status.ok()) return status;
   if (auto status = MakeRegions(); !status.ok()) return status;
-  return Index();
+  return Complete();
 }
 
 absl::Status LoadJob::Open() {

@@ -2,7 +2,7 @@
 // made so far goes with it when it fails.
 //
 //   Open -> Plan -> { Claim -> Book -> Map -> ChunkPass -> Pin -> Finish | wait for others }* ->
-//   Index
+//   ChooseDevices -> Index -> MakeDevices -> Park
 #pragma once
 
 #include <cstdint>
@@ -82,9 +82,16 @@ class LoadJob {
   absl::Status Pin();
   absl::Status LockSlot(Slot& slot, std::span<const std::byte> bytes, uint64_t done_before);
   void Finish();
-  absl::StatusOr<std::shared_ptr<const ResidentVersion>> Index();
+  // Which GPUs are meant; waits until it is known which there are.
+  absl::Status ChooseDevices();
+  absl::Status Index(ResidentVersion& version);
+  absl::Status MakeDevices(ResidentVersion& version);
+  void Park(ResidentVersion& version);
+  absl::StatusOr<std::shared_ptr<const ResidentVersion>> Complete();
   // The index and what goes with it: from the fd store, or else parsed and laid out.
   bool AdoptIndex(ResidentVersion& version);
+  // What an index depends on besides the files; empty when it names no device.
+  std::string GpuLayout() const;
   absl::Status MakeIndex(ResidentVersion& version);
 
   const ManifestFile& FileOf(const Slot& slot) const;
@@ -112,6 +119,9 @@ class LoadJob {
   std::vector<RequiresSource> requirements_;
   std::vector<Slot> slots_;
   std::vector<uint32_t> file_slots_;  // Slot of manifest->files[i].
+  DeviceTier::Targets targets_;
+  std::vector<std::string> contents_warnings_;  // That an index brings along.
+  DevicePlan plan_;
 };
 
 }  // namespace modelhost

@@ -102,6 +102,17 @@ Loader::Loader(Os& os, Clock& clock, Store& store, VerifiedFiles& verified, Exec
       options_(Normal(std::move(options))),
       pacer_(os, clock, options_.pace, options_.cores) {}
 
+void Loader::UseFdStore(Parking& parking, RestoredMemory& restored) {
+  parking_ = &parking;
+  restored_ = &restored;
+  if (devices_ != nullptr) restored.UseDevices(*devices_);
+}
+
+void Loader::UseDevices(DeviceTier& devices) {
+  devices_ = &devices;
+  if (restored_ != nullptr) restored_->UseDevices(devices);
+}
+
 absl::StatusOr<std::shared_ptr<const ResidentVersion>> Loader::Load(const LoadRequest& request) {
   return LoadJob(*this, request).Run();
 }

@@ -7,7 +7,8 @@
 //
 // Errors: NOT_FOUND, INVALID_ARGUMENT (malformed; permanent), DATA_LOSS (digest differs, or EIO),
 // RESOURCE_EXHAUSTED (budget or memlock, with the numbers), FAILED_PRECONDITION (a required file is
-// missing, or the version is for another machine), CANCELLED within 100 ms of the token.
+// missing, or the version is for another machine), CANCELLED within 100 ms of the token; and those
+// of DeviceTier::Make, where the policy wants copies on GPUs.
 #pragma once
 
 #include <functional>
@@ -22,6 +23,7 @@
 #include "daemon/region/cancel_token.h"
 #include "daemon/region/contents_indexer.h"
 #include "daemon/region/device_plan.h"
+#include "daemon/region/device_tier.h"
 #include "daemon/region/load_pacer.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/region/parking.h"
@@ -73,10 +75,10 @@ class Loader {
 
   // Loads take what they can from `restored`, and leave what they made in `parking`. Before the
   // first load; both outlive the loader.
-  void UseFdStore(Parking& parking, RestoredMemory& restored) {
-    parking_ = &parking;
-    restored_ = &restored;
-  }
+  void UseFdStore(Parking& parking, RestoredMemory& restored);
+  // Loads make the copies on GPUs that policies ask for. Before the first load; it outlives the
+  // loader and every version.
+  void UseDevices(DeviceTier& devices);
 
   absl::StatusOr<std::shared_ptr<const ResidentVersion>> Load(const LoadRequest& request);
 
@@ -109,6 +111,7 @@ class Loader {
   Machine& machine_;
   Parking* parking_ = nullptr;  // Null, as the next: without an fd store.
   RestoredMemory* restored_ = nullptr;
+  DeviceTier* devices_ = nullptr;  // Null: everything stays on the host.
   const LoaderOptions options_;
   LoadPacer pacer_;
 };

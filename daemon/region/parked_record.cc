@@ -47,16 +47,70 @@ absl::Status FirstError(const Status&... results) {
   return first;
 }
 
-absl::Status ReadMemory(JsonObject& object, Names& names, ParkedMemory& memory) {
-  const absl::Status read =
-      FirstError(ReadString(object, "name", memory.name), ReadUint(object, "device", memory.device),
-                 ReadUint(object, "inode", memory.inode), ReadUint(object, "bytes", memory.bytes));
-  if (!read.ok()) return read;
-  if (memory.name.empty() || memory.name.size() > kMaxNameBytes) {
-    return object.ErrorAt("name", absl::StrCat("has ", memory.name.size(), " bytes"));
+absl::Status ReadName(JsonObject& object, Names& names, std::string& name) {
+  if (auto read = ReadString(object, "name", name); !read.ok()) return read;
+  if (name.empty() || name.size() > kMaxNameBytes) {
+    return object.ErrorAt("name", absl::StrCat("has ", name.size(), " bytes"));
   }
-  if (!names.insert(memory.name).second) {
-    return object.ErrorAt("name", absl::StrCat(memory.name, " is there a second time"));
+  if (!names.insert(name).second) {
+    return object.ErrorAt("name", absl::StrCat(name, " is there a second time"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ReadMemory(JsonObject& object, Names& names, ParkedMemory& memory) {
+  return FirstError(ReadUint(object, "device", memory.device),
+                    ReadUint(object, "inode", memory.inode),
+                    ReadUint(object, "bytes", memory.bytes), ReadName(object, names, memory.name));
+}
+
+absl::StatusOr<ParkedSegment> ReadSegment(simdjson::dom::element json, std::string where,
+                                          Names& names) {
+  auto object = JsonObject::Of(json, std::move(where));
+  if (!object.ok()) return object.status();
+  ParkedSegment segment;
+  absl::Status read = FirstError(ReadUint(*object, "bytes", segment.bytes),
+                                 ReadUint(*object, "checksum", segment.checksum),
+                                 ReadName(*object, names, segment.name));
+  if (read.ok() && segment.bytes == 0) read = object->ErrorAt("bytes", "is 0");
+  if (read.ok()) read = object->Finish();
+  if (!read.ok()) return read;
+  return segment;
+}
+
+absl::StatusOr<ParkedDevice> ReadParkedDevice(simdjson::dom::element json, std::string where,
+                                              Names& names) {
+  auto object = JsonObject::Of(json, std::move(where));
+  if (!object.ok()) return object.status();
+  ParkedDevice device;
+  absl::Status read = FirstError(
+      ReadString(*object, "gpu", device.gpu), ReadDigest(*object, "content", device.content),
+      ReadDigest(*object, "part", device.part), ReadDigest(*object, "planned", device.planned));
+  if (!read.ok()) return read;
+  if (device.gpu.empty() || device.gpu.size() > kMaxNameBytes) {
+    return object->ErrorAt("gpu", absl::StrCat("has ", device.gpu.size(), " bytes"));
+  }
+  auto segments = object->Array("segments");
+  if (!segments.ok()) return segments.status();
+  for (const simdjson::dom::element each : *segments) {
+    auto segment = ReadSegment(each, Item(*object, "segments", device.segments.size()), names);
+    if (!segment.ok()) return segment.status();
+    device.segments.push_back(*std::move(segment));
+  }
+  if (device.segments.empty()) return object->ErrorAt("segments", "there is none");
+  if (const absl::Status done = object->Finish(); !done.ok()) return done;
+  return device;
+}
+
+absl::Status ReadDevices(JsonObject& object, Names& names, std::vector<ParkedDevice>& devices) {
+  const auto json = object.Optional("devices");
+  if (!json.has_value()) return absl::OkStatus();
+  simdjson::dom::array array;
+  if (json->get(array) != simdjson::SUCCESS) return object.ErrorAt("devices", "not an array");
+  for (const simdjson::dom::element each : array) {
+    auto device = ReadParkedDevice(each, Item(object, "devices", devices.size()), names);
+    if (!device.ok()) return device.status();
+    devices.push_back(*std::move(device));
   }
   return absl::OkStatus();
 }
@@ -109,6 +163,12 @@ absl::StatusOr<ParkedIndex> ReadIndex(simdjson::dom::element json, std::string w
       ReadUint(*object, "tensors", index.tensor_count),
       ReadUint(*object, "tensor_bytes", index.tensor_bytes),
       ReadEager(*object, regions, index.eager), ReadStrings(*object, "warnings", index.warnings));
+  if (const auto device = object->Optional("gpu_layout"); device.has_value() && read.ok()) {
+    std::string_view text;
+    if (device->get(text) != simdjson::SUCCESS)
+      read = object->ErrorAt("gpu_layout", "not a string");
+    index.gpu_layout = std::string(text);
+  }
   if (read.ok()) read = object->Finish();
   if (!read.ok()) return read;
   return index;
@@ -173,6 +233,25 @@ void WriteIndex(const ParkedIndex& index, JsonWriter& json) {
   json.Key("warnings").BeginArray();
   for (const std::string& warning : index.warnings) json.String(warning);
   json.EndArray();
+  if (!index.gpu_layout.empty()) json.Key("gpu_layout").String(index.gpu_layout);
+  json.EndObject();
+}
+
+void WriteDevice(const ParkedDevice& device, JsonWriter& json) {
+  json.BeginObject();
+  json.Key("gpu").String(device.gpu);
+  json.Key("content").String(device.content.Hex());
+  json.Key("part").String(device.part.Hex());
+  json.Key("planned").String(device.planned.Hex());
+  json.Key("segments").BeginArray();
+  for (const ParkedSegment& segment : device.segments) {
+    json.BeginObject();
+    json.Key("name").String(segment.name);
+    json.Key("bytes").Uint(segment.bytes);
+    json.Key("checksum").Uint(segment.checksum);
+    json.EndObject();
+  }
+  json.EndArray();
   json.EndObject();
 }
 
@@ -226,6 +305,7 @@ absl::StatusOr<ParkedRecord> ParseParkedRecord(absl::string_view text) {
     if (!version.ok()) return version.status();
     record.versions.push_back(*std::move(version));
   }
+  if (auto read = ReadDevices(*object, names, record.devices); !read.ok()) return read;
   if (const absl::Status done = object->Finish(); !done.ok()) return done;
   return record;
 }
@@ -245,6 +325,11 @@ std::string SerializeParkedRecord(const ParkedRecord& record) {
   json.Key("versions").BeginArray();
   for (const ParkedVersion& version : record.versions) WriteVersion(version, json);
   json.EndArray();
+  if (!record.devices.empty()) {
+    json.Key("devices").BeginArray();
+    for (const ParkedDevice& device : record.devices) WriteDevice(device, json);
+    json.EndArray();
+  }
   json.EndObject();
   return std::move(json).Take();
 }

@@ -7,11 +7,16 @@
 //                  "contents": ["<hex>", ...], "regions": ["mh-7-1"],
 //                  "index": {"name": "mh-7-2", "device": 1, "inode": 4, "bytes": 5,
 //                            "sha256": "<hex>", "builder": "0.3.0 (ab12)", "format": "gguf",
-//                            "tensors": 6, "tensor_bytes": 7, "eager": [0], "warnings": []}}]}
+//                            "tensors": 6, "tensor_bytes": 7, "eager": [0], "warnings": [],
+//                            "gpu_layout": "\"all\" segments 9 by 2"}}],
+//    "devices": [{"gpu": "GPU-1", "content": "<hex>", "part": "<hex>", "planned": "<hex>",
+//                 "segments": [{"name": "mh-7-3", "bytes": 2097152, "checksum": 8}]}]}
 //
 // `content` is the ContentKey of the bytes: with it the manifest says what they are. `contents` are
 // those of all regions of the version, in the order that its index numbers them; `regions` names
-// what of it is in the store. A version without "index" has none there.
+// what of it is in the store. A version without "index" has none there. `devices` are copies on
+// GPUs (device_region.h); they are nobody's in particular, and a record or an index without has
+// none. Device memory has no inode that stays: what it holds is told by its checksum.
 //
 // Parsing: INVALID_ARGUMENT with the place, also for a name that is there twice and for a version
 // that names an unknown region. Pure functions; any thread.
@@ -53,6 +58,8 @@ struct ParkedIndex {
   uint64_t tensor_bytes = 0;
   std::vector<uint32_t> eager;
   std::vector<std::string> warnings;  // Of the load that parsed the files.
+  std::string gpu_layout = {};        // How it lays tensors out on GPUs (LoadJob); empty: it does
+                                      // not.
 };
 
 struct ParkedVersion {
@@ -65,9 +72,24 @@ struct ParkedVersion {
   std::optional<ParkedIndex> index;
 };
 
+struct ParkedSegment {
+  std::string name;
+  uint64_t bytes = 0;
+  uint64_t checksum = 0;  // As the device agent sums.
+};
+
+struct ParkedDevice {
+  std::string gpu;
+  Digest content;
+  Digest part;
+  Digest planned;
+  std::vector<ParkedSegment> segments;
+};
+
 struct ParkedRecord {
   std::vector<ParkedRegion> regions;
   std::vector<ParkedVersion> versions;
+  std::vector<ParkedDevice> devices = {};
 };
 
 absl::StatusOr<ParkedRecord> ParseParkedRecord(absl::string_view text);

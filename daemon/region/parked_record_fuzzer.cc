@@ -2,11 +2,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>
+#include <set>
+#include <string>
 
 #include "absl/strings/string_view.h"
 #include "daemon/region/parked_record.h"
 
+using modelhost::ParkedDevice;
 using modelhost::ParkedRegion;
+using modelhost::ParkedSegment;
 using modelhost::ParkedVersion;
 using modelhost::ParseParkedRecord;
 using modelhost::SerializeParkedRecord;
@@ -23,6 +27,13 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (!version.index.has_value()) continue;
     for (const uint32_t region : version.index->eager) {
       if (region >= version.contents.size()) std::abort();
+    }
+  }
+  std::set<std::string> names;
+  for (const ParkedDevice& device : record->devices) {
+    if (device.gpu.empty() || device.segments.empty()) std::abort();
+    for (const ParkedSegment& segment : device.segments) {
+      if (segment.bytes == 0 || !names.insert(segment.name).second) std::abort();
     }
   }
   const std::string written = SerializeParkedRecord(*record);

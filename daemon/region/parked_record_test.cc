@@ -25,7 +25,11 @@ ParkedRecord Example() {
   sealed.index = ParkedIndex{{"mh-7-2", 1, 4, 5}, Filled(4), "0.3.0 ab12", "gguf", 6, 7, {1, 0},
                              {"a \"warning\""}};
   ParkedVersion mapped{"detector", 1, Filled(5), Residency::kPinned, {Filled(6)}, {}, std::nullopt};
+  sealed.index->gpu_layout = "\"all\" segments 9 by 2";
   record.versions = {sealed, mapped};
+  record.devices = {
+      {"GPU-1", Filled(1), Filled(7), Filled(8), {{"mh-7-4", 4096, UINT64_MAX}}},
+      {"GPU-2", Filled(1), Filled(7), Filled(8), {{"mh-7-5", 1, 2}, {"mh-7-6", 3, 4}}}};
   return record;
 }
 
@@ -58,7 +62,45 @@ TEST(ParkedRecord, ComesBackAsItWasWritten) {
   EXPECT_EQ(version.index->memory.bytes, 5U);
   EXPECT_EQ(version.index->eager[0], 1U);
   EXPECT_EQ(version.index->warnings[0], "a \"warning\"");
+  EXPECT_EQ(version.index->gpu_layout, "\"all\" segments 9 by 2");
   EXPECT_FALSE(parsed->versions[1].index.has_value());
+  ASSERT_EQ(parsed->devices.size(), 2U);
+  EXPECT_EQ(parsed->devices[0].gpu, "GPU-1");
+  EXPECT_EQ(parsed->devices[0].part, Filled(7));
+  EXPECT_EQ(parsed->devices[0].planned, Filled(8));
+  EXPECT_EQ(parsed->devices[0].segments.at(0).checksum, UINT64_MAX);
+  EXPECT_EQ(parsed->devices[1].segments.at(1).name, "mh-7-6");
+  EXPECT_EQ(parsed->devices[1].segments.at(1).bytes, 3U);
+}
+
+TEST(ParkedRecord, OneOfBeforeThereWereDevicesIsRead) {
+  ParkedRecord record = Example();
+  record.devices.clear();
+  record.versions[0].index->gpu_layout.clear();
+  const std::string text = SerializeParkedRecord(record);
+  EXPECT_EQ(text.find("gpu_layout"), std::string::npos);
+  EXPECT_EQ(text.find("devices"), std::string::npos);
+  const auto parsed = ParseParkedRecord(text);
+  ASSERT_TRUE(parsed.ok()) << parsed.status();
+  EXPECT_TRUE(parsed->devices.empty());
+  EXPECT_EQ(parsed->versions[0].index->gpu_layout, "");
+}
+
+TEST(ParkedRecord, CopiesThatMakeNoSenseAreRefusedWithTheirPlace) {
+  EXPECT_THAT(Refused(With("\"name\": \"mh-7-6\"", "\"name\": \"mh-7-5\"")),
+              HasSubstr("devices[1].segments[1].name: mh-7-5 is there a second time"));
+  EXPECT_THAT(Refused(With("\"name\": \"mh-7-4\"", "\"name\": \"mh-7-1\"")),
+              HasSubstr("devices[0].segments[0].name: mh-7-1 is there a second time"));
+  EXPECT_THAT(Refused(With("\"GPU-1\"", "\"\"")), HasSubstr("devices[0].gpu"));
+  EXPECT_THAT(Refused(With(Filled(7).Hex(), "zz")), HasSubstr("devices[0].part"));
+  EXPECT_THAT(Refused(With("\"bytes\": 4096", "\"bytes\": 0")),
+              HasSubstr("devices[0].segments[0].bytes"));
+  EXPECT_THAT(Refused(With("\"checksum\"", "\"checksums\"")), HasSubstr("checksum"));
+  EXPECT_THAT(Refused(With("\"\\\"all\\\" segments 9 by 2\"", "7")),
+              HasSubstr("versions[0].index.gpu_layout"));
+  ParkedRecord none = Example();
+  none.devices[0].segments.clear();
+  EXPECT_THAT(Refused(SerializeParkedRecord(none)), HasSubstr("devices[0].segments"));
 }
 
 TEST(ParkedRecord, ATornOneIsRefusedAtEveryLength) {

@@ -58,7 +58,7 @@ Parking::~Parking() = default;
 
 std::shared_ptr<const void> Parking::Park(const ResidentVersion& version,
                                           const std::vector<std::string>& warnings,
-                                          std::string& warning) {
+                                          const std::string& gpu_layout, std::string& warning) {
   if (options_.most == 0) return nullptr;
   const auto index =
       ReadOnlyMapping::MapSealed(version.index.fd, version.index.bytes, Align::kPage);
@@ -70,6 +70,7 @@ std::shared_ptr<const void> Parking::Park(const ResidentVersion& version,
   facts.tensor_bytes = version.tensor_bytes;
   facts.eager = version.eager;
   facts.warnings = warnings;
+  facts.gpu_layout = gpu_layout;
 
   struct Told {
     absl::Notification done;
@@ -100,10 +101,13 @@ std::shared_ptr<const void> Parking::Park(const ResidentVersion& version,
       keep(AddRegion(*version.regions[region], entry, batch));
     }
     if (index.ok()) keep(AddIndex(version, std::move(facts), entry, batch));
+    for (const DeviceImage& image : version.devices) {
+      for (const auto& copy : image.regions) keep(AddDevice(*copy, entry, batch));
+    }
     for (size_t i = 0; i < eager.size(); ++i) {
       if (!eager[i]) keep(AddRegion(*version.regions[i], entry, batch));
     }
-    if (!entry.regions.empty() || entry.record.index.has_value()) {
+    if (!entry.regions.empty() || !entry.devices.empty() || entry.record.index.has_value()) {
       number = next_entry_++;
       entries_.emplace(number, std::move(entry));
       ++changes_;
@@ -145,7 +149,7 @@ absl::Status Parking::AddRegion(const HostRegion& region, Entry& entry, Batch& b
     SharedRegion shared;
     shared.record.content = region.key().content;
     shared.record.memory = {"", info->device, info->inode, region.bytes()};
-    if (auto put = Put(region.fd(), shared.record.memory, batch); !put.ok()) return put;
+    if (auto put = Put(region.fd(), shared.record.memory.name, batch); !put.ok()) return put;
     found = regions_.emplace(key, std::move(shared)).first;
   }
   ++found->second.users;
@@ -159,22 +163,48 @@ absl::Status Parking::AddIndex(const ResidentVersion& version, ParkedIndex facts
   const auto info = os_.Stat(version.index.fd);
   if (!info.ok()) return AtPath(info.status(), "the index");
   facts.memory = {"", info->device, info->inode, version.index.bytes};
-  if (auto put = Put(version.index.fd, facts.memory, batch); !put.ok()) return put;
+  if (auto put = Put(version.index.fd, facts.memory.name, batch); !put.ok()) return put;
   entry.record.index = std::move(facts);
   return absl::OkStatus();
 }
 
-absl::Status Parking::Put(const UniqueFd& fd, ParkedMemory& memory, Batch& batch) {
-  if (parked_ >= options_.most) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the fd store has room for ", options_.most,
-                     " descriptors (raise FileDescriptorStoreMax= of the unit)"));
+absl::Status Parking::AddDevice(const DeviceRegion& copy, Entry& entry, Batch& batch) {
+  if (copy.mode() != abi::DeviceMode::kVmmFd || copy.lost()) return absl::OkStatus();
+  auto found = devices_.find(&copy);
+  if (found == devices_.end()) {
+    // All of it or nothing: a part is of no use.
+    const std::vector<DeviceSegment>& segments = copy.segments();
+    if (parked_ + segments.size() > options_.most) return StoreIsFull();
+    SharedDevice shared;
+    shared.record = {copy.key().gpu, copy.key().content, copy.key().part, copy.planned(), {}};
+    for (size_t i = 0; i < segments.size(); ++i) {
+      shared.record.segments.push_back({"", segments[i].bytes, copy.checksums().at(i)});
+      auto put = Put(segments[i].fd, shared.record.segments.back().name, batch);
+      if (put.ok()) continue;
+      for (size_t taken = 0; taken < i; ++taken) batch.come.pop_back();
+      parked_ -= i;
+      return put;
+    }
+    found = devices_.emplace(&copy, std::move(shared)).first;
   }
+  ++found->second.users;
+  entry.devices.push_back(&copy);
+  return absl::OkStatus();
+}
+
+absl::Status Parking::StoreIsFull() const {
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the fd store has room for ", options_.most,
+                   " descriptors (raise FileDescriptorStoreMax= of the unit)"));
+}
+
+absl::Status Parking::Put(const UniqueFd& fd, std::string& name, Batch& batch) {
+  if (parked_ >= options_.most) return StoreIsFull();
   // Of its own: what is told later may be freed by then.
   auto copy = fd.Duplicate();
   if (!copy.ok()) return ToStatus(copy.error(), "a descriptor for the fd store");
-  memory.name = absl::StrCat("mh-", options_.epoch, "-", next_name_++);
-  batch.come.push_back({memory.name, *std::move(copy)});
+  name = absl::StrCat("mh-", options_.epoch, "-", next_name_++);
+  batch.come.push_back({name, *std::move(copy)});
   ++parked_;
   return absl::OkStatus();
 }
@@ -189,6 +219,14 @@ void Parking::Unpark(uint64_t number) {
     if (--region->second.users > 0) continue;
     batch.gone.push_back(region->second.record.memory.name);
     regions_.erase(region);
+  }
+  for (const DeviceRegion* copy : entry.devices) {
+    const auto device = devices_.find(copy);
+    if (--device->second.users > 0) continue;
+    for (const ParkedSegment& segment : device->second.record.segments) {
+      batch.gone.push_back(segment.name);
+    }
+    devices_.erase(device);
   }
   if (entry.record.index.has_value()) batch.gone.push_back(entry.record.index->memory.name);
   parked_ -= batch.gone.size();
@@ -222,6 +260,7 @@ absl::Status Parking::WriteRecord() {
     changes = changes_;
     for (const auto& [key, region] : regions_) record.regions.push_back(region.record);
     for (const auto& [number, entry] : entries_) record.versions.push_back(entry.record);
+    for (const auto& [copy, device] : devices_) record.devices.push_back(device.record);
   }
   auto written = ReplaceUnsynced(os_, state_dir_, kParkedName, SerializeParkedRecord(record));
   if (written.ok()) written_changes_ = changes;

@@ -8,7 +8,8 @@
 // used twice, so a record can not be mistaken for another's.
 //
 // The store has room for `most` descriptors. When it is full, what comes is not parked: first come
-// the regions that hold tensors, then the index, then the other files.
+// the regions that hold tensors, then the index, copies on GPUs, and the other files. Of copies
+// only those are parked that a descriptor keeps (vmm_fd).
 //
 // Outlives every version that it parked. Thread-safe.
 #pragma once
@@ -44,11 +45,13 @@ class Parking {
   ~Parking();
   Parking(const Parking&) = delete;
 
-  // `version` is complete but for its report; `warnings` came of the load that parsed its files.
+  // `version` is complete but for its report; `warnings` came of the load that parsed its files,
+  // `gpu_layout` is its IndexIdentity's.
   // When this returns the store has it and the record says so, or `warning` (left empty otherwise)
   // says what of it will have to be read again. Null when nothing of it was parked.
   std::shared_ptr<const void> Park(const ResidentVersion& version,
-                                   const std::vector<std::string>& warnings, std::string& warning);
+                                   const std::vector<std::string>& warnings,
+                                   const std::string& gpu_layout, std::string& warning);
 
   // Until everything so far was told to the store. False: it hangs, and so would the destructor.
   bool Settle(absl::Duration patience);
@@ -69,9 +72,14 @@ class Parking {
     ParkedRegion record;
     uint64_t users = 0;
   };
+  struct SharedDevice {
+    ParkedDevice record;
+    uint64_t users = 0;
+  };
   struct Entry {
     ParkedVersion record;
     std::vector<InodeKey> regions;
+    std::vector<const DeviceRegion*> devices;
   };
   class Token;
   struct Batch;  // What the store is to be told.
@@ -80,9 +88,12 @@ class Parking {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status AddIndex(const ResidentVersion& version, ParkedIndex facts, Entry& entry,
                         Batch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Takes a place in the store. RESOURCE_EXHAUSTED.
-  absl::Status Put(const UniqueFd& fd, ParkedMemory& memory, Batch& batch)
+  absl::Status AddDevice(const DeviceRegion& copy, Entry& entry, Batch& batch)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes a place in the store, and gives it a name. RESOURCE_EXHAUSTED.
+  absl::Status Put(const UniqueFd& fd, std::string& name, Batch& batch)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status StoreIsFull() const;
   void Unpark(uint64_t entry);
   // On the thread of this object.
   absl::Status Tell(const Batch& batch);
@@ -100,6 +111,8 @@ class Parking {
   uint64_t waiting_ ABSL_GUARDED_BY(mutex_) = 0;  // Batches that the store has not taken yet.
   bool hangs_ ABSL_GUARDED_BY(mutex_) = false;    // A load has waited in vain for one of them.
   std::map<InodeKey, SharedRegion> regions_ ABSL_GUARDED_BY(mutex_);
+  // A copy lives longer than its place here: its version ends the token first.
+  std::map<const DeviceRegion*, SharedDevice> devices_ ABSL_GUARDED_BY(mutex_);
   std::map<uint64_t, Entry> entries_ ABSL_GUARDED_BY(mutex_);
   uint64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t written_changes_ = 0;  // Only the thread's.

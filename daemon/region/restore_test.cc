@@ -401,7 +401,7 @@ TEST_F(RestoreTest, WithoutAStoreNothingIsWritten) {
   Parking parking(os_, none, state_dir_, off);
   Boot(std::vector<NamedFd>());
   std::string warning;
-  EXPECT_EQ(parking.Park(Resident(), {}, warning), nullptr);
+  EXPECT_EQ(parking.Park(Resident(), {}, "", warning), nullptr);
   EXPECT_EQ(warning, "");
   EXPECT_TRUE(none.log.empty());
 }

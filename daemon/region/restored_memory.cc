@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "daemon/platform/errno_status.h"
 #include "daemon/region/chunk_pass.h"
+#include "daemon/region/device_tier.h"
 #include "daemon/store/atomic_file.h"
 #include "proto/handle/fault_point.h"
 #include "proto/handle/mapping.h"
@@ -17,6 +18,11 @@ constexpr uint64_t kMaxRecordBytes = uint64_t{64} << 20;
 
 using ByName = std::map<std::string, std::vector<UniqueFd>>;
 
+absl::Status TooMany(const std::string& name, size_t count) {
+  return absl::DataLossError(
+      absl::StrCat(name, ": ", count, " descriptors came back under one name"));
+}
+
 // OK when the descriptors of its name are one, and that one is the memory of the record. `sha256`:
 // of its bytes, where it must be.
 absl::Status CheckMemory(Os& os, const ParkedMemory& memory, const std::vector<UniqueFd>& fds,
@@ -24,7 +30,7 @@ absl::Status CheckMemory(Os& os, const ParkedMemory& memory, const std::vector<U
   const auto differs = [&](const auto&... why) {
     return absl::DataLossError(absl::StrCat(memory.name, ": ", why...));
   };
-  if (fds.size() != 1) return differs(fds.size(), " descriptors came back under one name");
+  if (fds.size() != 1) return TooMany(memory.name, fds.size());
   const auto info = os.Stat(fds[0]);
   if (!info.ok()) return AtPath(info.status(), memory.name);
   if (info->device != memory.device || info->inode != memory.inode) {
@@ -71,6 +77,9 @@ void RestoredMemory::Sort(Os& os, const ParkedRecord& record, std::vector<NamedF
   for (const ParkedVersion& version : record.versions) {
     if (version.index.has_value()) known.insert(version.index->memory.name);
   }
+  for (const ParkedDevice& device : record.devices) {
+    for (const ParkedSegment& segment : device.segments) known.insert(segment.name);
+  }
   ByName fds;
   for (NamedFd& each : stored) {
     if (known.contains(each.name)) {
@@ -89,6 +98,13 @@ void RestoredMemory::Sort(Os& os, const ParkedRecord& record, std::vector<NamedF
   for (const ParkedRegion& region : record.regions) check(region.memory, nullptr);
   for (const ParkedVersion& version : record.versions) {
     if (version.index.has_value()) check(version.index->memory, &version.index->sha256);
+  }
+  for (const ParkedDevice& device : record.devices) {
+    for (const ParkedSegment& segment : device.segments) {
+      const auto found = fds.find(segment.name);
+      if (found == fds.end() || found->second.size() == 1 || !trusted.ok()) continue;
+      trusted = TooMany(segment.name, found->second.size());
+    }
   }
   if (!trusted.ok()) {
     report_.refused = record.versions.size();
@@ -121,6 +137,44 @@ void RestoredMemory::Sort(Os& os, const ParkedRecord& record, std::vector<NamedF
     ++report_.taken;
     report_.bytes += bytes;
   }
+  SortDevices(record, fds);
+}
+
+void RestoredMemory::SortDevices(const ParkedRecord& record, ByName& fds) {
+  for (const ParkedDevice& device : record.devices) {
+    DeviceRegion::Parts parts;
+    parts.key = {device.gpu, device.content, device.part};
+    parts.planned = device.planned;
+    parts.mode = abi::DeviceMode::kVmmFd;
+    for (const ParkedSegment& segment : device.segments) {
+      const auto found = fds.find(segment.name);
+      if (found == fds.end()) break;
+      DeviceSegment& back = parts.segments.emplace_back();
+      back.fd = std::move(found->second[0]);
+      back.bytes = segment.bytes;
+      parts.checksums.push_back(segment.checksum);
+    }
+    if (parts.segments.size() < device.segments.size()) continue;
+    report_.taken += parts.segments.size();
+    ++report_.copies;
+    copies_.push_back(std::move(parts));
+  }
+  OfferCopies();
+}
+
+void RestoredMemory::OfferCopies() {
+  if (devices_ == nullptr) return;
+  for (DeviceRegion::Parts& parts : copies_) {
+    DeviceRegionKey key = parts.key;
+    devices_->Offer(std::move(key), std::move(parts));
+  }
+  copies_.clear();
+}
+
+void RestoredMemory::UseDevices(DeviceTier& devices) {
+  absl::MutexLock lock(&mutex_);
+  devices_ = &devices;
+  OfferCopies();
 }
 
 std::optional<SealedRegion> RestoredMemory::TakeRegion(const Digest& content, uint64_t bytes) {
@@ -143,7 +197,8 @@ std::optional<RestoredIndex> RestoredMemory::TakeIndex(const IndexIdentity& want
     const bool same = version.model == wanted.model && version.version == wanted.version &&
                       version.digest == wanted.digest && version.residency == wanted.residency &&
                       version.contents == wanted.contents &&
-                      version.index->builder == wanted.builder;
+                      version.index->builder == wanted.builder &&
+                      version.index->gpu_layout == wanted.gpu_layout;
     if (!same) continue;
     RestoredIndex index{std::move(it->memory), *std::move(it->version.index)};
     indexes_.erase(it);
@@ -168,12 +223,17 @@ void RestoredMemory::Distrust(const std::string& problem) {
 uint64_t RestoredMemory::DropRest() {
   std::map<Digest, SealedRegion> regions;  // Freed without the lock.
   std::vector<OfVersion> indexes;
+  std::vector<DeviceRegion::Parts> copies;
+  DeviceTier* devices = nullptr;
   {
     absl::MutexLock lock(&mutex_);
     dropped_ = true;
     regions.swap(regions_);
     indexes.swap(indexes_);
+    copies.swap(copies_);
+    devices = devices_;
   }
+  if (devices != nullptr) devices->DropOffered();
   uint64_t bytes = 0;
   for (const auto& [content, region] : regions) bytes += region.bytes;
   return bytes;

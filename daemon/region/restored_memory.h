@@ -8,6 +8,10 @@
 // and the seals, which can never be taken off, keep them as they were; the load that takes it
 // compares one chunk with the manifest all the same (LoadJob::MapRestored).
 //
+// Copies on GPUs are offered to the device tier, which asks the device for their checksums before a
+// load takes one: their descriptors say nothing of what they are. A copy that lacks a descriptor is
+// dropped alone, and made again from the host's bytes.
+//
 //   one thing that is not as recorded   somebody else was at work: all of it is dropped
 //   a descriptor that is missing        its version is dropped (a crash, or the store was full)
 //   descriptors that nobody recorded    dropped; no reason to distrust the others
@@ -26,10 +30,13 @@
 #include "absl/synchronization/mutex.h"
 #include "daemon/platform/fd_store.h"
 #include "daemon/platform/os.h"
+#include "daemon/region/device_region.h"
 #include "daemon/region/parked_record.h"
 #include "proto/handle/region.h"
 
 namespace modelhost {
+
+class DeviceTier;
 
 // What a version must be for an index to be its own.
 struct IndexIdentity {
@@ -39,6 +46,7 @@ struct IndexIdentity {
   Residency residency = Residency::kPinned;
   std::vector<Digest> contents;  // Of its regions, in their order.
   std::string builder;
+  std::string gpu_layout;  // How it lays tensors out on GPUs; empty: it does not.
 };
 
 struct RestoredIndex {
@@ -51,6 +59,7 @@ struct RestoreReport {
   uint64_t foreign = 0;     // Of these, that no record speaks of.
   uint64_t taken = 0;       // Of these, offered to loads.
   uint64_t bytes = 0;       // Of the regions offered.
+  uint64_t copies = 0;      // On GPUs, of those offered.
   uint64_t incomplete = 0;  // Versions with a descriptor missing.
   uint64_t refused = 0;     // Versions dropped because something was not as recorded.
   std::string problem;      // What was not; empty when all was.
@@ -75,17 +84,26 @@ class RestoredMemory {
   // A load found something that is not as recorded: nothing more is offered. May free gigabytes.
   void Distrust(const std::string& problem);
 
+  // Copies on GPUs go there, now and later; what is dropped here is dropped there. It outlives this
+  // object's use.
+  void UseDevices(DeviceTier& devices);
+
   // Lets go of what nobody took. May free gigabytes. Returns the bytes of the regions dropped.
   uint64_t DropRest();
 
  private:
   void Sort(Os& os, const ParkedRecord& record, std::vector<NamedFd> stored)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SortDevices(const ParkedRecord& record, std::map<std::string, std::vector<UniqueFd>>& fds)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void OfferCopies() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   std::vector<std::pair<std::string, uint64_t>> versions_;  // Written by Take.
   mutable absl::Mutex mutex_;
   RestoreReport report_ ABSL_GUARDED_BY(mutex_);
   bool dropped_ ABSL_GUARDED_BY(mutex_) = false;
+  DeviceTier* devices_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  std::vector<DeviceRegion::Parts> copies_ ABSL_GUARDED_BY(mutex_);  // Until there is a tier.
   std::map<Digest, SealedRegion> regions_ ABSL_GUARDED_BY(mutex_);
   struct OfVersion {
     ParkedVersion version;  // Its index is there.

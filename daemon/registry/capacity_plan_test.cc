@@ -72,6 +72,27 @@ TEST(PlanRoom, ASharedRegionIsBookedOnceAndFreedWithItsLastVersion) {
   EXPECT_THAT(PlanRoom(picture, ten).evict, ElementsAre(VersionKey{"m", 1}));
 }
 
+// A GPU's pool joins the list while versions are resident whose numbers do not have it yet.
+TEST(PlanRoom, APoolThatJoinsLaterCountsNothingForThoseBefore) {
+  auto picture = Picture(100, {Resident(1, Stay::kIdle, 1, {Region(1, 50)})});
+  picture.pools.push_back({"GPU-1", 30, 20, 0, true});
+  RegionBytes copy = Region(7, 0);
+  copy.bytes = {0, 0, 20};
+  picture.residents[0].regions.push_back(copy);
+  RegionBytes other = Region(8, 0);
+  other.bytes = {0, 0, 15};
+  const std::vector<WantedVersion> shares = {Want(2, {Region(2, 10), copy})};
+  EXPECT_EQ(PlanRoom(picture, shares).pools[2].need_bytes, 0U);
+  EXPECT_THAT(PlanRoom(picture, shares).evict, IsEmpty());
+  const std::vector<WantedVersion> more = {Want(3, {Region(3, 10), other})};
+  const RoomPlan plan = PlanRoom(picture, more);
+  EXPECT_TRUE(plan.fits);
+  EXPECT_EQ(plan.pools[2].need_bytes, 15U);
+  EXPECT_THAT(plan.evict, ElementsAre(VersionKey{"m", 1})) << "the host has room, the GPU has not";
+  // What was refused before the pool was known says nothing of it.
+  EXPECT_EQ(PlanRoom(picture, more, PoolBytes{1, 1}).pools[2].need_bytes, 15U);
+}
+
 TEST(PlanRoom, WhatLeavesByItselfIsWaitedForBeforeAnybodyIsEvicted) {
   const auto picture = Picture(100, {Resident(1, Stay::kLeaving, 1, {Region(1, 50)}),
                                      Resident(2, Stay::kIdle, 1, {Region(2, 50)})});

@@ -3,6 +3,7 @@
 
 #include <span>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/string_view.h"
@@ -53,6 +54,8 @@ class Observer {
   virtual void OnUnloaded(const VersionKey& /*key*/, absl::Duration /*took*/) {}
   // After the flip. `flip` is the time of the page write.
   virtual void OnLabelsMoved(std::span<const LabelChange> /*changes*/, absl::Duration /*flip*/) {}
+  // Its copies on these GPUs are gone; they are made again.
+  virtual void OnDeviceLost(const VersionKey& /*key*/, const std::vector<std::string>& /*gpus*/) {}
   // A version is on its way out: its leases should move on.
   virtual void OnDraining(const VersionKey& /*key*/) {}
   // Its leases have not ended in time; `let_go`: the daemon goes on without them.
@@ -73,7 +76,7 @@ class Observer {
   virtual void OnRefused(const Peer& /*peer*/, const std::string& /*what*/, RefusedFor /*why*/) {}
   virtual void OnReady(bool /*ready*/) {}
   // A change that the tables of version_state.h forbid was asked for, and refused. `track` is
-  // "phase", "health" or "residency".
+  // "phase", "health", "residency" or "device residency".
   virtual void OnInvalidTransition(const VersionKey& /*key*/, absl::string_view /*track*/,
                                    absl::string_view /*from*/, absl::string_view /*to*/) {}
   // operations.jsonl could not be read or written; what it is about goes on.

@@ -31,9 +31,9 @@ std::vector<Lease> LeaseTable::EndSession(SessionId session) {
 }
 
 LeaseId LeaseTable::Grant(SessionId session, const VersionKey& key, const std::string& label,
-                          const std::string& transport, absl::Time now) {
+                          const std::string& transport, absl::Time now, const std::string& gpu) {
   const LeaseId id = next_lease_++;
-  leases_.emplace(id, Lease{id, session, key, label, transport, now});
+  leases_.emplace(id, Lease{id, session, key, label, transport, now, gpu});
   Session& holder = sessions_.at(session);
   holder.leases.insert(id);
   ++of_uid_[holder.peer.uid];
@@ -103,10 +103,13 @@ void LeaseTable::ReviewStale(const std::string& model,
   }
 }
 
-void LeaseTable::LetGo(const VersionKey& key) {
+void LeaseTable::LetGo(
+    const VersionKey& key,
+    absl::FunctionRef<std::shared_ptr<const void>(const std::string& gpu)> keep) {
   for (auto& [id, lease] : leases_) {
     if (lease.key != key || lease.released) continue;
     lease.released = true;
+    lease.device_memory = keep(lease.gpu);
     Uncount(key);
   }
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <optional>
 #include <set>
 #include <string>
@@ -23,8 +24,11 @@ struct Lease {
   SessionId session = 0;
   VersionKey key;
   std::string label;      // What was asked for; empty for a fixed version.
-  std::string transport;  // "host_file" or "host_memfd".
+  std::string transport;  // "host_file", "host_memfd", "device_vmm_fd", ...
   absl::Time since;
+  std::string gpu = {};  // UUID of the GPU whose memory it has; empty: host memory alone.
+  // Released, and its holder keeps device memory mapped: that stays booked.
+  std::shared_ptr<const void> device_memory = nullptr;
   // The daemon let go of the version at a drain deadline; the client's mappings stay good.
   bool released = false;
   // How long its label has named another version or, of a fixed version, none has named it. Unset:
@@ -50,7 +54,7 @@ class LeaseTable {
   std::vector<Lease> EndSession(SessionId session);
 
   LeaseId Grant(SessionId session, const VersionKey& key, const std::string& label,
-                const std::string& transport, absl::Time now);
+                const std::string& transport, absl::Time now, const std::string& gpu = "");
   // NOT_FOUND unless `session` holds `lease`: nobody can release what is another's.
   absl::StatusOr<Lease> Release(SessionId session, LeaseId lease);
   // Ends a lease whoever holds it (evict).
@@ -65,8 +69,10 @@ class LeaseTable {
   // are not.
   void ReviewStale(const std::string& model, absl::FunctionRef<bool(const Lease&)> is_stale,
                    absl::Duration now);
-  // The daemon's references are gone: the leases stay, and hold nothing any more.
-  void LetGo(const VersionKey& key);
+  // The daemon's references are gone: the leases stay, and hold nothing any more but the
+  // `device_memory` that `keep` gives for their GPU.
+  void LetGo(const VersionKey& key,
+             absl::FunctionRef<std::shared_ptr<const void>(const std::string& gpu)> keep);
   const std::map<LeaseId, Lease>& leases() const { return leases_; }
   const std::map<SessionId, Session>& sessions() const { return sessions_; }
 

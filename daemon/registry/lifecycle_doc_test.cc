@@ -95,8 +95,8 @@ std::string ResidencyTable() {
 std::string DeviceTable() {
   std::string out = "| in phase | from | to | when |\n|---|---|---|---|\n";
   for (const DeviceRule& row : DeviceRules()) {
-    absl::StrAppend(&out, "| `", PhaseName(row.phase), "` | ", DeviceTierName(row.from), " | ",
-                    DeviceTierName(row.to), " | ", row.trigger, " |\n");
+    absl::StrAppend(&out, "| `", PhaseName(row.phase), "` | ", DeviceResidencyName(row.from), " | ",
+                    DeviceResidencyName(row.to), " | ", row.trigger, " |\n");
   }
   return out;
 }

@@ -19,7 +19,7 @@ constexpr size_t kMostPendingPerUid = 1024;
 // What waiting may cure. A missing model may be published, an unloaded one loaded.
 bool ModelManager::Impl::MayBecomeReady(const absl::Status& status, WaitFor wait_for) const {
   if (absl::IsNotFound(status)) return wait_for == WaitFor::kAnything || !scanned;
-  return absl::IsFailedPrecondition(status);
+  return absl::IsFailedPrecondition(status) && !NeverOnDevice(status);
 }
 
 bool ModelManager::Impl::MayRead(const ModelBook& book, const Peer& peer) const {
@@ -67,10 +67,10 @@ void ModelManager::EndSession(SessionId session, const std::string& why) {
     }
     for (const uint64_t id : waiting) impl.TakePending(id);
   }
-  const std::vector<Lease> ended = impl.leases.EndSession(session);
+  std::vector<Lease> ended = impl.leases.EndSession(session);
   impl.deps.loader.SetClients(impl.leases.sessions().size());
   impl.Tell([&](Observer& observer) { observer.OnSession(copy, false, why); });
-  for (const Lease& lease : ended) impl.LeaseEnded(lease, LeaseChange::kSessionEnded);
+  for (Lease& lease : ended) impl.LeaseEnded(std::move(lease), LeaseChange::kSessionEnded);
 }
 
 absl::StatusOr<VersionKey> ModelManager::Impl::ResolveRef(const AcquireRef& ref, bool near) const {
@@ -113,6 +113,7 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
   }
   // All are checked before one is granted: all or none.
   std::vector<VersionRecord*> records;
+  std::vector<const DeviceImage*> images;
   for (const AcquireRef& ref : refs) {
     const auto key = ResolveRef(ref, near);
     if (!key.ok()) return key.status();
@@ -148,6 +149,9 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                            : absl::StrCat(" (`modelctl load ", key->ToString(), "`)")));
     }
     if (auto may = MayServe(*record); !may.ok()) return may;
+    const auto image = DeviceFor(*record, ref);
+    if (!image.ok()) return image.status();
+    images.push_back(*image);
     records.push_back(record);
   }
   const Peer& peer = holder->second.peer;
@@ -175,10 +179,14 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
       grant.slot = deps.labels.SlotOf(ref.model, ref.label);
     }
     grant.resident = record.resident;
+    grant.device = images[i];
     // A declared lease says under which label it was asked for, for people to see.
-    const std::string transport =
-        PolicyOf(ref.model).residency == Residency::kSealed ? "host_memfd" : "host_file";
-    grant.lease = leases.Grant(session, record.key, ref.label, transport, deps.clock.Wall());
+    const std::string transport = grant.device != nullptr ? DeviceTransport(grant.device->mode)
+                                  : PolicyOf(ref.model).residency == Residency::kSealed
+                                      ? "host_memfd"
+                                      : "host_file";
+    grant.lease = leases.Grant(session, record.key, ref.label, transport, deps.clock.Wall(),
+                               grant.device == nullptr ? "" : grant.device->gpu);
     // A fixed version that no label names, or a declared lease whose label has moved on.
     if (ref.version != 0 && IsStale(*leases.Find(session, grant.lease))) {
       leases.MarkStale(grant.lease, deps.clock.Monotonic());
@@ -315,8 +323,16 @@ std::vector<Lease> ModelManager::Leases() const {
   return list;
 }
 
-void ModelManager::Impl::LeaseEnded(const Lease& lease, LeaseChange change) {
+void ModelManager::Impl::LeaseEnded(Lease lease, LeaseChange change) {
   Tell([&](Observer& observer) { observer.OnLease(lease, change); });
+  if (lease.device_memory != nullptr) {  // Maybe the last owner: not here.
+    OnShortPool(
+        [memory = std::exchange(lease.device_memory, nullptr)]() mutable {
+          memory.reset();
+          return 0;
+        },
+        [this](int) { LookForRoom(); });
+  }
   VersionRecord* record = Find(lease.key);
   if (record == nullptr) return;
   record->last_used = deps.clock.Wall();
@@ -325,17 +341,17 @@ void ModelManager::Impl::LeaseEnded(const Lease& lease, LeaseChange change) {
 }
 
 absl::Status ModelManager::Release(SessionId session, LeaseId lease) {
-  const auto ended = impl_->leases.Release(session, lease);
+  auto ended = impl_->leases.Release(session, lease);
   if (!ended.ok()) return ended.status();
-  impl_->LeaseEnded(*ended, LeaseChange::kReleased);
+  impl_->LeaseEnded(*std::move(ended), LeaseChange::kReleased);
   return absl::OkStatus();
 }
 
 absl::Status ModelManager::Evict(LeaseId lease) {
-  const auto ended = impl_->leases.Evict(lease);
+  auto ended = impl_->leases.Evict(lease);
   if (!ended.ok()) return ended.status();
   impl_->Note(ended->key, "evicted", absl::StrCat("lease ", lease));
-  impl_->LeaseEnded(*ended, LeaseChange::kEvicted);
+  impl_->LeaseEnded(*std::move(ended), LeaseChange::kEvicted);
   return absl::OkStatus();
 }
 

@@ -89,6 +89,7 @@ struct LabelTransaction {
     uint64_t to = 0;  // 0: remove.
     std::optional<uint64_t> if_current;
     bool record_previous = true;
+    bool renew = false;  // It names that version already, and gets a new generation.
   };
   std::vector<Move> moves;
   std::function<absl::Status()> still_wanted;
@@ -294,12 +295,11 @@ struct ModelManager::Impl {
   GcOutcome RunGc(OperationId id, const RunningGc& gc);
   void GcMoved(OperationId id, const VersionKey& key, bool gone, uint64_t removed);
   // --- manager_room.cc
-  std::vector<BudgetPool*> Pools() const { return {&deps.host, &deps.memlock}; }
   // Loads that nobody but operations of `leaving` wait for are about to be cancelled.
   CapacityPicture Picture(const std::set<OperationId>& leaving = {});
   WantedVersion Want(const VersionRecord& record);
   Stay StayOf(const VersionRecord& record) const;
-  static std::vector<RegionBytes> Regions(const ResidentVersion& resident);
+  std::vector<RegionBytes> Regions(const ResidentVersion& resident) const;
   absl::Status WithHolders(const absl::Status& status);
   // Starts the load of a STAGED version, or lets it wait for its turn.
   void AskForRoom(VersionRecord& record);
@@ -314,6 +314,24 @@ struct ModelManager::Impl {
   void ExpireRoomWaiters();
   void RefuseRoom(VersionRecord& record, const RoomWaiter& waiter, const std::string& why);
   void EvictVersions(const std::vector<VersionKey>& victims, const VersionKey& wanted);
+
+  // --- manager_device.cc
+  // Host, memlock, and from the moment that they are known one per GPU, always in this order.
+  std::vector<BudgetPool*> Pools() const;
+  void AddDeviceRegions(const ResidentVersion& resident, std::vector<RegionBytes>& regions) const;
+  void AddDeviceWant(const VersionRecord& record, WantedVersion& want);
+  bool SetDeviceResidency(VersionRecord& record, DeviceResidency to);
+  static DeviceResidency DeviceResidencyOf(const ResidentVersion& resident);
+  // Null: none is asked for, or there is none and that is all right.
+  absl::StatusOr<const DeviceImage*> DeviceFor(const VersionRecord& record,
+                                               const AcquireRef& ref) const;
+  // Such a refusal of DeviceFor stays one however long somebody waits.
+  static bool NeverOnDevice(const absl::Status& status);
+  static const char* DeviceTransport(abi::DeviceMode mode);
+  void KeepForReleased(const VersionKey& key, const ResidentVersion& resident);
+  void ScheduleDeviceCheck();
+  void TakeLostDevices();
+  void RenewLabels(const VersionKey& key);
 
   // --- manager_resource.cc
   StrategyChoice PlanFor(const SwapRequest& request, SwapStrategy asked);
@@ -398,7 +416,7 @@ struct ModelManager::Impl {
   void Retry(const std::vector<uint64_t>& ids);
   bool MayBecomeReady(const absl::Status& status, WaitFor wait_for) const;
   PendingAcquire TakePending(uint64_t id);
-  void LeaseEnded(const Lease& lease, LeaseChange change);
+  void LeaseEnded(Lease lease, LeaseChange change);
   // After labels of `model` moved.
   void ReviewStale(const std::string& model);
   bool IsStale(const Lease& lease) const;
@@ -542,6 +560,7 @@ struct ModelManager::Impl {
   bool stopping = false;
   bool was_ready = false;
   TimerId health_timer = 0;
+  TimerId device_timer = 0;
   uint64_t inflight = 0;
   uint64_t invalid_transitions = 0;
   Task on_stopped;

@@ -55,7 +55,7 @@ void ModelManager::Impl::RunNextTransaction() {
       }
       const uint64_t current = LabelVersion(move.model, move.label);
       status = CheckIfCurrent(move.model, move.label, move.if_current, current);
-      if (!status.ok() || current == move.to) continue;
+      if (!status.ok() || (current == move.to && !move.renew)) continue;
       LabelRecord& record = next.labels[{move.model, move.label}];
       if (move.to != 0) {
         const VersionRecord* target = Find({move.model, move.to});

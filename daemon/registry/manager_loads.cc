@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "daemon/platform/errno_status.h"
@@ -107,6 +108,10 @@ void ModelManager::Impl::OnLoadProgress(const VersionKey& key, const LoadProgres
   if (record->phase == Phase::kReserved && progress.phase != "open") Move(*record, Phase::kLoading);
   const bool loading = record->phase == Phase::kReserved || record->phase == Phase::kLoading;
   if (!loading && record->reload == nullptr) return;
+  if (absl::StartsWith(progress.phase, "device_") &&
+      record->device_residency != DeviceResidency::kResident) {
+    SetDeviceResidency(*record, DeviceResidency::kCopying);
+  }
   if (loading) {
     record->progress = progress;
     Changed(*record);
@@ -173,6 +178,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
   }
 
   const absl::Status status = loaded.status();
+  SetDeviceResidency(*record, DeviceResidency::kNone);
   const LoadFailure failure =
       cancelled ? LoadFailure::kCancelled : ClassifyLoadFailure(status, ErrnoOf(status));
   if (failure == LoadFailure::kNoRoom && !stopping && WaitForRoom(*record, status)) return;
@@ -227,6 +233,8 @@ void ModelManager::Impl::Adopt(VersionRecord& record,
   record.resident = std::move(resident);
   // What holds no tensors is mapped all the same.
   SetResidency(record, std::max(record.resident->tier, HostTier::kMapped));
+  SetDeviceResidency(record, record.resident->devices.empty() ? DeviceResidency::kNone
+                                                              : DeviceResidency::kResident);
   record.verdict = {};
   record.digest = record.resident->manifest->digest;
   record.file_bytes = record.resident->manifest->TotalBytes();
@@ -285,15 +293,20 @@ void ModelManager::Impl::FinishReload(
   if (status.ok()) status = CheckLabelDigests(*record, **loaded);
   if (status.ok()) status = MayServe(key, **loaded, *deps.machine.Known());
   if (status.ok()) {
+    const bool was_lost = DeviceResidencyOf(*record->resident) == DeviceResidency::kLost;
     Drop(std::exchange(record->resident, nullptr));
     Adopt(*record, *std::move(loaded));
     Changed(*record);
+    if (was_lost) RenewLabels(key);
     TellWaiters(*record, absl::OkStatus());
     RetryPendingAcquires(key.model);
     UpdateReady();
     return;
   }
   if (loaded.ok()) Drop(*std::move(loaded));
+  if (record->device_residency == DeviceResidency::kCopying) {
+    SetDeviceResidency(*record, DeviceResidency::kNone);
+  }
   if (absl::IsResourceExhausted(status)) status = WithHolders(status);
   Note(key, token->cancelled() ? "reload cancelled" : "reload failed",
        std::string(status.message()));

@@ -26,18 +26,21 @@ bool IsLocked(Residency residency) {
 
 uint64_t SumOf(const std::vector<RegionBytes>& regions, size_t pool) {
   uint64_t bytes = 0;
-  for (const RegionBytes& region : regions) bytes += region.bytes[pool];
+  for (const RegionBytes& region : regions) {
+    if (pool < region.bytes.size()) bytes += region.bytes[pool];
+  }
   return bytes;
 }
 
 }  // namespace
 
-std::vector<RegionBytes> ModelManager::Impl::Regions(const ResidentVersion& resident) {
+std::vector<RegionBytes> ModelManager::Impl::Regions(const ResidentVersion& resident) const {
   std::vector<RegionBytes> regions;
   for (const auto& region : resident.regions) {
     regions.push_back({{region->digest(), region->residency()},
                        {region->booked_bytes(), region->locked_bytes()}});
   }
+  AddDeviceRegions(resident, regions);
   return regions;
 }
 
@@ -56,6 +59,7 @@ WantedVersion ModelManager::Impl::Want(const VersionRecord& record) {
     if (!seen.insert(file.sha256).second) continue;
     want.regions.push_back({{file.sha256, residency}, bytes_of(file.bytes)});
   }
+  AddDeviceWant(record, want);
   return want;
 }
 
@@ -71,7 +75,7 @@ CapacityPicture ModelManager::Impl::Picture(const std::set<OperationId>& leaving
     added.name = pool->name();
     added.limit_bytes = pool->limit();
     added.reserved_bytes = pool->reserved();
-    added.decides = pool == &deps.host || options.memlock == MemlockPolicy::kRequired;
+    added.decides = pool != &deps.memlock || options.memlock == MemlockPolicy::kRequired;
   }
   PoolBytes known(picture.pools.size(), 0);
   std::set<RegionId> counted;
@@ -96,13 +100,21 @@ CapacityPicture ModelManager::Impl::Picture(const std::set<OperationId>& leaving
     resident.regions = record.resident != nullptr ? Regions(*record.resident) : record.freeing;
     const auto names = LabelsOf(key);
     const uint64_t held = leases.CountOf(key);
+    std::string on_gpus;
+    for (size_t i = 2; i < picture.pools.size(); ++i) {
+      const uint64_t bytes = SumOf(resident.regions, i);
+      if (bytes == 0) continue;
+      absl::StrAppend(&on_gpus, " + ", IecBytes(bytes), " on ", picture.pools[i].name);
+    }
     resident.holder =
-        absl::StrCat(key.ToString(), " ", IecBytes(SumOf(resident.regions, 0)),
+        absl::StrCat(key.ToString(), " ", IecBytes(SumOf(resident.regions, 0)), on_gpus,
                      names.empty() ? "" : absl::StrCat(" ", absl::StrJoin(names, ",")), " ", held,
                      held == 1 ? " lease" : " leases");
     for (const RegionBytes& region : resident.regions) {
       if (!counted.insert(region.id).second) continue;
-      for (size_t i = 0; i < known.size(); ++i) known[i] += region.bytes[i];
+      for (size_t i = 0; i < known.size() && i < region.bytes.size(); ++i) {
+        known[i] += region.bytes[i];
+      }
     }
   }
   for (size_t i = 0; i < known.size(); ++i) {
@@ -130,7 +142,8 @@ bool ModelManager::Impl::WaitsForRoom(const VersionKey& key) const {
 void ModelManager::Impl::AskForRoom(VersionRecord& record) {
   if (WaitsForRoom(record.key)) return;
   const bool others_wait = !waiting_for_room.empty() || admitting.has_value();
-  const bool unlimited = deps.host.limit() == UINT64_MAX && deps.memlock.limit() == UINT64_MAX;
+  const bool unlimited = std::ranges::all_of(
+      Pools(), [](const BudgetPool* pool) { return pool->limit() == UINT64_MAX; });
   if (unlimited && !others_wait) return StartLoad(record);
   const WantedVersion want = Want(record);
   const CapacityPicture picture = Picture();

@@ -104,7 +104,7 @@ void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
   const absl::Duration drained = deps.clock.Monotonic() - record.drain_started;
   if (!Move(record, Phase::kUnloading)) return;
   if (deadline) {
-    leases.LetGo(key);
+    KeepForReleased(key, *record.resident);
     ReviewStale(key.model);
   }
   record.freeing = Regions(*record.resident);
@@ -131,6 +131,7 @@ void ModelManager::Impl::FinishUnload(const VersionKey& key, absl::Duration star
       *record,
       record->on_disk ? HealthState{} : HealthState{Health::kDegraded, HealthReason::kSourceGone},
       HealthCause::kFree);
+  SetDeviceResidency(*record, DeviceResidency::kNone);
   SetResidency(*record, HostTier::kNone);
   FaultPoint("drain.freed");
   record->progress = {};

@@ -53,6 +53,7 @@ void ModelManager::Start() {
       impl->UpdateReady();
     });
     impl->ScheduleHealthCheck();
+    impl->ScheduleDeviceCheck();
   });
 }
 
@@ -67,6 +68,7 @@ void ModelManager::Stop(Task done) {
 void ModelManager::Impl::CancelWork() {
   if (std::exchange(stopping, true)) return;
   if (health_timer != 0) deps.loop.CancelTimer(health_timer);
+  if (device_timer != 0) deps.loop.CancelTimer(device_timer);
   if (journal_timer != 0) {  // One more try, so that the ends of what ends now stand in it.
     deps.loop.CancelTimer(std::exchange(journal_timer, 0));
     FlushJournal();
@@ -205,6 +207,7 @@ VersionSnapshot ModelManager::Impl::Snapshot(const VersionRecord& record) const 
   snapshot.load_bytes_done = record.progress.bytes_done;
   snapshot.load_bytes_total = record.progress.bytes_total;
   snapshot.resident = record.resident;
+  snapshot.device_residency = record.device_residency;
   return snapshot;
 }
 
@@ -339,7 +342,7 @@ StatusSnapshot ModelManager::Status() const {
   status.ready = status.not_ready.empty();
   status.store_root = impl.deps.store.root();
   status.store_error = impl.store_error;
-  for (const BudgetPool* pool : {&impl.deps.host, &impl.deps.memlock}) {
+  for (const BudgetPool* pool : impl.Pools()) {
     status.pools.push_back({pool->name(), pool->limit(), pool->reserved()});
   }
   switch (impl.options.memlock) {
@@ -361,6 +364,15 @@ StatusSnapshot ModelManager::Status() const {
   status.journal_error = std::string(impl.journal_status.message());
   status.restart = impl.SnapshotRestart();
   status.desired = impl.SnapshotDesired();
+  for (const auto& [id, lease] : impl.leases.leases()) {
+    if (!lease.gpu.empty()) ++status.importers[lease.gpu];
+  }
+  if (impl.deps.devices != nullptr) {
+    status.devices = impl.deps.devices->Snapshot();
+  } else {
+    status.devices.known = true;
+    status.devices.reason = "there is no device tier";
+  }
   return status;
 }
 

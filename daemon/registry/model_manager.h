@@ -31,6 +31,7 @@
 #include "daemon/platform/machine_facts.h"
 #include "daemon/platform/peer.h"
 #include "daemon/platform/task_runner.h"
+#include "daemon/region/device_tier.h"
 #include "daemon/region/loader.h"
 #include "daemon/region/memory_budget.h"
 #include "daemon/registry/commit_gate.h"
@@ -159,6 +160,7 @@ struct ManagerOptions {
   uint64_t max_leases_per_uid = 4096;                    // Whoever it is.
   absl::Duration admission_timeout = absl::Seconds(60);  // How long a load waits for room.
   absl::Duration health_interval = absl::Seconds(2);
+  absl::Duration device_check_interval = absl::Seconds(10);  // Whether copies are still there.
   std::string file_protection = "file_mode";
   uint32_t own_uid = 0;  // For per-model read_groups, and of what the daemon does by itself.
   RetryPolicy retry;     // Of loads.
@@ -189,6 +191,7 @@ class ModelManager {
     Machine& machine;
     Parking* parking = nullptr;  // Null, as the next: without an fd store.
     RestoredMemory* restored = nullptr;
+    DeviceTier* devices = nullptr;  // Null: no device tier.
   };
 
   // Reads what operations.jsonl in `state_dir` has: blocks.

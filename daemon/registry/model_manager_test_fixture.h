@@ -97,6 +97,8 @@ class ManagerTest : public ::testing::Test {
         std::make_unique<Loader>(*os_, clock_, *store_, *verified_, *chunks_, regions_, *host_,
                                  *memlock_, indexer_, index_, machine_, loader_options);
     UseFdStore(labels.epoch);
+    DeviceTier* const devices = MakeDevices();
+    if (devices != nullptr) loader_->UseDevices(*devices);
     pool_ = std::make_unique<ThreadPool>("load", load_threads_);
     short_work_ = std::make_unique<ThreadPool>("work", 2);
     std::vector<std::string> unknown;
@@ -109,7 +111,7 @@ class ManagerTest : public ::testing::Test {
     manager_ = std::make_unique<ModelManager>(
         ModelManager::Deps{*os_, clock_, *loop_, *pool_, *short_work_, *store_, *publisher_,
                            *loader_, *verified_, *host_, *memlock_, *page_, state_dir_, *access_,
-                           machine_, parking_.get(), restored_.get()},
+                           machine_, parking_.get(), restored_.get(), devices},
         options, labels);
     manager_->AddObserver(observer_.get());
     absl::Notification running;  // Until the loop runs, this thread counts as it.
@@ -139,6 +141,8 @@ class ManagerTest : public ::testing::Test {
 
   // With an fd store: makes parking_ and restored_, and gives them to the loader.
   virtual void UseFdStore(uint64_t /*epoch*/) {}
+  // Null: there is no device tier. After host_; outlives the manager.
+  virtual DeviceTier* MakeDevices() { return nullptr; }
 
   void Reboot() {
     Shutdown();

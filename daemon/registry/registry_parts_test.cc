@@ -42,6 +42,30 @@ TEST(LeaseTable, ASessionTakesAllItsLeasesAlong) {
   EXPECT_EQ(table.leases().size(), 1U);
 }
 
+TEST(LeaseTable, AReleasedLeaseKeepsItsDeviceMemoryUntilItEnds) {
+  LeaseTable table;
+  const SessionId session = table.BeginSession({}, "native", absl::UnixEpoch());
+  const VersionKey key{"planner", 7};
+  const LeaseId on_gpu = table.Grant(session, key, "", "device_vmm_fd", absl::UnixEpoch(), "GPU-1");
+  const LeaseId on_host = table.Grant(session, key, "", "host_file", absl::UnixEpoch());
+  auto memory = std::make_shared<const int>(1);
+  std::vector<std::string> asked;
+  table.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const void> {
+    asked.push_back(gpu);
+    if (gpu.empty()) return nullptr;
+    return memory;
+  });
+  EXPECT_THAT(asked, ::testing::UnorderedElementsAre("GPU-1", ""));
+  EXPECT_EQ(table.CountOf(key), 0U);
+  EXPECT_EQ(table.Find(session, on_host)->device_memory, nullptr);
+  EXPECT_EQ(memory.use_count(), 2);
+  auto ended = table.Release(session, on_gpu);
+  ASSERT_TRUE(ended.ok());
+  EXPECT_EQ(ended->device_memory, memory);
+  ended->device_memory.reset();
+  EXPECT_EQ(memory.use_count(), 1);
+}
+
 TEST(LoadFailure, OnlyTheBytesFaultQuarantines) {
   EXPECT_EQ(ClassifyLoadFailure(absl::DataLossError("digest"), 0), LoadFailure::kBadBytes);
   EXPECT_EQ(ClassifyLoadFailure(absl::DataLossError("read"), EIO), LoadFailure::kTransient);

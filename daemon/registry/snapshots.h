@@ -10,6 +10,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "daemon/region/device_tier.h"
 #include "daemon/region/resident_version.h"
 #include "daemon/registry/desired_plan.h"
 #include "daemon/registry/ids.h"
@@ -41,6 +42,7 @@ struct VersionSnapshot {
   uint64_t load_bytes_total = 0;
   // Null unless bytes are resident (READY, DRAINING).
   std::shared_ptr<const ResidentVersion> resident;
+  DeviceResidency device_residency = DeviceResidency::kNone;
 };
 
 struct ModelSnapshot {
@@ -114,6 +116,8 @@ struct StatusSnapshot {
   std::string journal_error;  // Of the last write of operations.jsonl; empty when it went well.
   RestartSnapshot restart;
   DesiredSnapshot desired;
+  DeviceTierSnapshot devices;
+  std::map<std::string, uint64_t> importers;  // Leases that have memory of a GPU, by its UUID.
 };
 
 enum class OperationKind : uint8_t {

@@ -142,20 +142,24 @@ constexpr auto kResidencyRules = std::to_array<ResidencyRule>({
 });
 
 constexpr auto kDeviceRules = std::to_array<DeviceRule>({
-    {Phase::kLoading, DeviceTier::kNone, DeviceTier::kCopying, "upload"},
-    {Phase::kLoading, DeviceTier::kCopying, DeviceTier::kResident, "uploaded"},
-    {Phase::kLoading, DeviceTier::kCopying, DeviceTier::kNone, "error or cancel"},
-    {Phase::kReady, DeviceTier::kNone, DeviceTier::kCopying, "upload"},
-    {Phase::kReady, DeviceTier::kCopying, DeviceTier::kResident, "uploaded"},
-    {Phase::kReady, DeviceTier::kCopying, DeviceTier::kNone, "error or cancel"},
-    {Phase::kReady, DeviceTier::kResident, DeviceTier::kLost, "GPU lost"},
-    {Phase::kReady, DeviceTier::kLost, DeviceTier::kCopying, "upload again"},
-    {Phase::kDraining, DeviceTier::kCopying, DeviceTier::kResident, "uploaded"},
-    {Phase::kDraining, DeviceTier::kCopying, DeviceTier::kNone, "error or cancel"},
-    {Phase::kDraining, DeviceTier::kResident, DeviceTier::kLost, "GPU lost"},
-    {Phase::kUnloading, DeviceTier::kCopying, DeviceTier::kNone, "freed"},
-    {Phase::kUnloading, DeviceTier::kResident, DeviceTier::kNone, "freed"},
-    {Phase::kUnloading, DeviceTier::kLost, DeviceTier::kNone, "freed"},
+    {Phase::kLoading, DeviceResidency::kNone, DeviceResidency::kCopying, "upload"},
+    {Phase::kLoading, DeviceResidency::kCopying, DeviceResidency::kResident, "uploaded"},
+    {Phase::kLoading, DeviceResidency::kCopying, DeviceResidency::kNone, "error or cancel"},
+    {Phase::kReady, DeviceResidency::kNone, DeviceResidency::kCopying, "upload"},
+    {Phase::kReady, DeviceResidency::kCopying, DeviceResidency::kResident, "uploaded"},
+    {Phase::kReady, DeviceResidency::kCopying, DeviceResidency::kNone, "error or cancel"},
+    {Phase::kReady, DeviceResidency::kResident, DeviceResidency::kLost, "GPU lost"},
+    {Phase::kReady, DeviceResidency::kResident, DeviceResidency::kNone, "loaded again, without"},
+    {Phase::kReady, DeviceResidency::kLost, DeviceResidency::kCopying, "upload again"},
+    {Phase::kDraining, DeviceResidency::kNone, DeviceResidency::kCopying, "upload"},
+    {Phase::kDraining, DeviceResidency::kCopying, DeviceResidency::kResident, "uploaded"},
+    {Phase::kDraining, DeviceResidency::kCopying, DeviceResidency::kNone, "error or cancel"},
+    {Phase::kDraining, DeviceResidency::kResident, DeviceResidency::kLost, "GPU lost"},
+    {Phase::kDraining, DeviceResidency::kResident, DeviceResidency::kNone, "loaded again, without"},
+    {Phase::kDraining, DeviceResidency::kLost, DeviceResidency::kCopying, "upload again"},
+    {Phase::kUnloading, DeviceResidency::kCopying, DeviceResidency::kNone, "freed"},
+    {Phase::kUnloading, DeviceResidency::kResident, DeviceResidency::kNone, "freed"},
+    {Phase::kUnloading, DeviceResidency::kLost, DeviceResidency::kNone, "freed"},
 });
 
 const PhaseRule& RuleOf(Phase phase) {
@@ -185,14 +189,14 @@ absl::Status CheckTransition(Phase from, Phase to) {
 }
 
 absl::Status VersionTracks::Fits(Phase phase_then, HealthState health_then, HostTier host_then,
-                                 DeviceTier device_then) const {
+                                 DeviceResidency device_then) const {
   const PhaseRule& rule = RuleOf(phase_then);
   const bool bytes = host_then != HostTier::kNone;
   if (bytes ? !rule.may_have_bytes : rule.must_have_bytes) {
     return absl::FailedPreconditionError(absl::StrCat("a version in ", PhaseName(phase_then),
                                                       bytes ? " has no bytes" : " has bytes"));
   }
-  if (device_then != DeviceTier::kNone && !rule.may_have_bytes) {
+  if (device_then != DeviceResidency::kNone && !rule.may_have_bytes) {
     return absl::FailedPreconditionError(
         absl::StrCat("a version in ", PhaseName(phase_then), " is on no device"));
   }
@@ -207,7 +211,7 @@ absl::Status VersionTracks::Fits(Phase phase_then, HealthState health_then, Host
 
 absl::Status VersionTracks::MoveTo(Phase to) {
   absl::Status may = CheckTransition(phase, to);
-  if (may.ok()) may = Fits(to, health_state(), host_tier, device_tier);
+  if (may.ok()) may = Fits(to, health_state(), host_tier, device_residency);
   if (may.ok()) phase.value_ = to;
   return may;
 }
@@ -223,7 +227,7 @@ absl::Status VersionTracks::SetHealth(HealthState to, HealthCause cause) {
                                                       HealthStateName(to), " of ",
                                                       HealthStateName(from)));
   }
-  if (absl::Status may = Fits(phase, to, host_tier, device_tier); !may.ok()) return may;
+  if (absl::Status may = Fits(phase, to, host_tier, device_residency); !may.ok()) return may;
   health.value_ = to.health;
   health_reason.value_ = to.reason;
   return absl::OkStatus();
@@ -241,22 +245,22 @@ absl::Status VersionTracks::SetHostTier(HostTier to) {
                                                       HostTierName(host_tier), " does not become ",
                                                       HostTierName(to)));
   }
-  if (absl::Status may = Fits(phase, health_state(), to, device_tier); !may.ok()) return may;
+  if (absl::Status may = Fits(phase, health_state(), to, device_residency); !may.ok()) return may;
   host_tier.value_ = to;
   return absl::OkStatus();
 }
 
-absl::Status VersionTracks::SetDeviceTier(DeviceTier to) {
-  if (device_tier == to) return absl::OkStatus();
+absl::Status VersionTracks::SetDeviceResidency(DeviceResidency to) {
+  if (device_residency == to) return absl::OkStatus();
   const bool listed = std::ranges::any_of(kDeviceRules, [&](const DeviceRule& row) {
-    return row.phase == phase && row.from == device_tier && row.to == to;
+    return row.phase == phase && row.from == device_residency && row.to == to;
   });
   if (!listed) {
-    return absl::FailedPreconditionError(absl::StrCat("in ", PhaseName(phase), " the device copy ",
-                                                      DeviceTierName(device_tier),
-                                                      " does not become ", DeviceTierName(to)));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "in ", PhaseName(phase), " the device copy ", DeviceResidencyName(device_residency),
+        " does not become ", DeviceResidencyName(to)));
   }
-  device_tier.value_ = to;
+  device_residency.value_ = to;
   return absl::OkStatus();
 }
 
@@ -326,15 +330,15 @@ absl::string_view HealthCauseName(HealthCause cause) {
   return "unknown";
 }
 
-absl::string_view DeviceTierName(DeviceTier tier) {
+absl::string_view DeviceResidencyName(DeviceResidency tier) {
   switch (tier) {
-    case DeviceTier::kNone:
+    case DeviceResidency::kNone:
       return "NONE";
-    case DeviceTier::kCopying:
+    case DeviceResidency::kCopying:
       return "COPYING";
-    case DeviceTier::kResident:
+    case DeviceResidency::kResident:
       return "RESIDENT";
-    case DeviceTier::kLost:
+    case DeviceResidency::kLost:
       return "LOST";
   }
   return "UNKNOWN";

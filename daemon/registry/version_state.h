@@ -46,7 +46,7 @@ enum class HealthReason : uint8_t {
 };
 
 // Of the copy on a GPU. Host residency is HostTier (region/host_region.h).
-enum class DeviceTier : uint8_t { kNone, kCopying, kResident, kLost };
+enum class DeviceResidency : uint8_t { kNone, kCopying, kResident, kLost };
 
 // Who says that the health is another one. The table knows what each may say: a scan, for
 // instance, lifts no suspicion.
@@ -98,8 +98,8 @@ struct ResidencyRule {
 
 struct DeviceRule {
   Phase phase;
-  DeviceTier from;
-  DeviceTier to;
+  DeviceResidency from;
+  DeviceResidency to;
   absl::string_view trigger;
 };
 
@@ -135,17 +135,17 @@ struct VersionTracks {
   Checked<Health> health;
   Checked<HealthReason> health_reason;
   Checked<HostTier> host_tier;
-  Checked<DeviceTier> device_tier;
+  Checked<DeviceResidency> device_residency;
 
   HealthState health_state() const { return {health, health_reason}; }
   absl::Status MoveTo(Phase to);
   absl::Status SetHealth(HealthState to, HealthCause cause);
   absl::Status SetHostTier(HostTier to);
-  absl::Status SetDeviceTier(DeviceTier to);
+  absl::Status SetDeviceResidency(DeviceResidency to);
 
  private:
   absl::Status Fits(Phase phase_then, HealthState health_then, HostTier host_then,
-                    DeviceTier device_then) const;
+                    DeviceResidency device_then) const;
 };
 
 // --- Names
@@ -154,7 +154,7 @@ absl::string_view PhaseName(Phase phase);  // "READY"
 absl::string_view HealthName(Health health);
 absl::string_view HealthReasonName(HealthReason reason);
 absl::string_view HealthCauseName(HealthCause cause);  // "scan"
-absl::string_view DeviceTierName(DeviceTier tier);
+absl::string_view DeviceResidencyName(DeviceResidency tier);
 // "DEGRADED PIN_PARTIAL"
 std::string HealthStateName(HealthState state);
 

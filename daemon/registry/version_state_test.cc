@@ -164,17 +164,17 @@ TEST(VersionTracks, AHealthThatIsNotInTheClosedSetIsRefused) {
 
 TEST(VersionTracks, ADeviceCopyLivesWithTheHostsBytes) {
   VersionTracks staged = In(Phase::kStaged);
-  EXPECT_FALSE(staged.SetDeviceTier(DeviceTier::kCopying).ok());
+  EXPECT_FALSE(staged.SetDeviceResidency(DeviceResidency::kCopying).ok());
   VersionTracks tracks = In(Phase::kReady);
-  EXPECT_TRUE(tracks.SetDeviceTier(DeviceTier::kCopying).ok());
-  EXPECT_FALSE(tracks.SetDeviceTier(DeviceTier::kLost).ok());
-  EXPECT_TRUE(tracks.SetDeviceTier(DeviceTier::kResident).ok());
-  EXPECT_TRUE(tracks.SetDeviceTier(DeviceTier::kLost).ok());
+  EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kCopying).ok());
+  EXPECT_FALSE(tracks.SetDeviceResidency(DeviceResidency::kLost).ok());
+  EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kResident).ok());
+  EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kLost).ok());
   ASSERT_TRUE(tracks.MoveTo(Phase::kDraining).ok());
   ASSERT_TRUE(tracks.MoveTo(Phase::kUnloading).ok());
   ASSERT_TRUE(tracks.SetHostTier(HostTier::kNone).ok());
   EXPECT_FALSE(tracks.MoveTo(Phase::kStaged).ok()) << "the device still has it";
-  ASSERT_TRUE(tracks.SetDeviceTier(DeviceTier::kNone).ok());
+  ASSERT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kNone).ok());
   EXPECT_TRUE(tracks.MoveTo(Phase::kStaged).ok());
 }
 

@@ -46,8 +46,6 @@ struct ServerInfo {
   std::string runtime_dir;
   std::string metrics_address;  // Empty when off.
   int32_t pid = 0;
-  std::string device_mode = "host_only";
-  std::string device_reason;
   std::vector<std::string> read_groups;
   std::vector<std::string> admin_groups;
 };

@@ -43,8 +43,6 @@ grpc::Status ControlService::GetStatus(grpc::ServerContext* context,
   response->set_version(deps_.info.version);
   response->set_revision(deps_.info.revision);
   response->set_runtime_dir(SafeText(deps_.info.runtime_dir));
-  response->set_device_mode(deps_.info.device_mode);
-  response->set_device_reason(SafeText(deps_.info.device_reason));
   response->set_pid(deps_.info.pid);
   response->set_metrics_address(deps_.info.metrics_address);
   return grpc::Status::OK;

@@ -198,6 +198,22 @@ v1::Version ToProto(const VersionSnapshot& version) {
     out.set_locked_bytes(resident.locked_bytes());
     out.set_tensor_count(resident.tensor_count);
     out.set_tensor_bytes(resident.tensor_bytes);
+    uint64_t on_devices = 0;
+    for (const DeviceImage& image : resident.devices) {
+      v1::DeviceCopy* added = out.add_devices();
+      added->set_gpu(SafeText(image.gpu));
+      added->set_mode(abi::DeviceModeName(image.mode));
+      added->set_bytes(image.bytes());
+      uint64_t segments = 0;
+      for (const auto& region : image.regions) segments += region->segments().size();
+      added->set_segments(segments);
+      added->set_lost(image.lost());
+      on_devices += image.bytes();
+    }
+    out.set_device_bytes(on_devices);
+  }
+  if (version.device_residency != DeviceResidency::kNone) {
+    out.set_device_state(std::string(DeviceResidencyName(version.device_residency)));
   }
   return out;
 }
@@ -248,6 +264,7 @@ v1::Model ToProto(const ModelSnapshot& model) {
   out.set_required(model.policy.required);
   ToProto(model.policy.keep_previous, out.mutable_keep_previous());
   out.set_policy_error(SafeText(model.policy_error));
+  out.set_device(SafeText(DevicePolicyText(model.policy.device)));
   for (const std::string& file : model.policy.requires_files) {
     out.add_requires_files(SafeText(file));
   }
@@ -363,6 +380,7 @@ v1::Lease ToProto(const Lease& lease, const Session* session) {
   out.set_stale(lease.stale_for.has_value());
   if (lease.stale_for.has_value()) ToProto(*lease.stale_for, out.mutable_stale_for());
   out.set_released(lease.released);
+  out.set_gpu(SafeText(lease.gpu));
   return out;
 }
 
@@ -375,67 +393,6 @@ v1::ClientInfo ToProto(const Session& session) {
   out.set_transport(session.transport);
   if (IsSet(session.since)) ToProto(session.since, out.mutable_since());
   return out;
-}
-
-void ToProto(const DesiredSnapshot& desired, v1::DesiredStatus* out) {
-  out->set_file(SafeText(desired.file));
-  out->set_state(std::string(DesiredFileStateName(desired.state)));
-  out->set_error(SafeText(desired.error));
-  out->set_wanted(desired.in_sync + desired.pending + desired.failed);
-  out->set_in_sync(desired.in_sync);
-  out->set_pending(desired.pending);
-  out->set_failed(desired.failed);
-  out->set_drifting(desired.drifting);
-  if (IsSet(desired.last_read)) ToProto(desired.last_read, out->mutable_last_read());
-  if (IsSet(desired.last_converged)) ToProto(desired.last_converged, out->mutable_last_converged());
-  for (const DesiredRow& row : desired.rows) {
-    v1::DesiredLabel* added = out->add_labels();
-    added->set_model(row.model);
-    added->set_label(row.label);
-    added->set_want(row.want);
-    added->set_have(row.have);
-    added->set_state(std::string(DesiredLabelStateName(row.state)));
-    added->set_drifting(row.drifting);
-    added->set_reason(SafeText(row.reason));
-    added->set_line(row.line);
-  }
-}
-
-void ToProto(const StatusSnapshot& status, absl::Time now, v1::GetStatusResponse* out) {
-  out->set_epoch(status.epoch);
-  if (IsSet(status.started)) {
-    ToProto(status.started, out->mutable_started());
-    ToProto(std::max(absl::ZeroDuration(), now - status.started), out->mutable_uptime());
-  }
-  out->set_ready(status.ready);
-  for (const std::string& reason : status.not_ready) out->add_not_ready(SafeText(reason));
-  out->set_store(SafeText(status.store_root));
-  out->set_store_error(SafeText(status.store_error));
-  for (const StatusSnapshot::Pool& pool : status.pools) {
-    v1::BudgetPool* added = out->add_pools();
-    added->set_name(pool.name);
-    added->set_unlimited(pool.limit == UINT64_MAX);
-    if (!added->unlimited()) added->set_limit_bytes(pool.limit);
-    added->set_reserved_bytes(pool.reserved);
-  }
-  out->set_memlock_policy(status.memlock_policy);
-  out->set_file_protection(status.file_protection);
-  out->set_clients(status.clients);
-  out->set_leases(status.leases);
-  out->set_models(status.models);
-  out->set_invalid_transitions(status.invalid_transitions);
-  out->set_journal_error(SafeText(status.journal_error));
-  ToProto(status.desired, out->mutable_desired());
-  v1::RestartStatus* restart = out->mutable_restart();
-  restart->set_fd_store(status.restart.fd_store);
-  restart->set_parked(status.restart.parked);
-  restart->set_received(status.restart.received);
-  restart->set_foreign(status.restart.foreign);
-  restart->set_restored_versions(status.restart.restored_versions);
-  restart->set_restored_bytes(status.restart.restored_bytes);
-  restart->set_reread_versions(status.restart.reread_versions);
-  restart->set_failed_versions(status.restart.failed_versions);
-  restart->set_problem(SafeText(status.restart.problem));
 }
 
 v1::DeletePlan ToProto(const DeletePlan& plan) {

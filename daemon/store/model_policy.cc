@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "daemon/format/text.h"
 #include "daemon/store/manifest.h"
@@ -26,21 +25,6 @@ absl::Status ReadHugePages(const TomlField& field, ModelPolicy& policy) {
   if (*text != "auto" && *text != "off") return field.Error("expected \"auto\" or \"off\"");
   policy.huge_pages_auto = *text == "auto";
   return absl::OkStatus();
-}
-
-absl::Status ReadDevice(const TomlField& field, ModelPolicy& policy) {
-  bool known = field.value().kind == TomlValue::Kind::kTable;  // { gpu = "...", tensors = [...] }
-  if (!known) {
-    auto text = field.String();
-    if (!text.ok()) return text.status();
-    if (*text == "none") {
-      policy.device = DevicePolicy{};
-      return absl::OkStatus();
-    }
-    known = *text == "all" || absl::StartsWith(*text, "GPU-");
-  }
-  return field.Error(known ? "this build has no device tier (say device = \"none\")"
-                           : "expected \"none\", \"all\", \"GPU-uuid\" or a table");
 }
 
 absl::Status ReadDuration(const TomlField& field, std::optional<absl::Duration>& into) {
@@ -120,7 +104,7 @@ absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy) 
   } else if (key == "huge_pages") {
     read = ReadHugePages(field, policy);
   } else if (key == "device") {
-    read = ReadDevice(field, policy);
+    read = ReadDevicePolicy(field, policy);
   } else if (key == "required") {
     read = Put(field.Boolean(), policy.required);
   } else if (key == "keep_previous") {
@@ -166,6 +150,7 @@ EffectivePolicy Resolve(const ModelPolicy& base, const ModelPolicy& over) {
   };
   pick(base.residency, over.residency, policy.residency);
   pick(base.huge_pages_auto, over.huge_pages_auto, policy.huge_pages_auto);
+  pick(base.device, over.device, policy.device);
   pick(base.required, over.required, policy.required);
   pick(base.keep_previous, over.keep_previous, policy.keep_previous);
   pick(base.keep_on_disk, over.keep_on_disk, policy.keep_on_disk);

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/store/model_toml_edit.h"
+#include "daemon/store/name_patterns.h"
 
 namespace modelhost {
 namespace {
@@ -72,11 +73,73 @@ TEST(ModelPolicyTest, WrongValuesAreRefused) {
   EXPECT_THAT(ErrorOf("on_drain_deadline = \"kill\""), HasSubstr("\"release\""));
 }
 
-TEST(ModelPolicyTest, ADeviceIsRefusedForWantOfADeviceTier) {
-  for (const char* device : {"\"all\"", "\"GPU-1234\"", "{ gpu = \"GPU-1\", tensors = [\"a\"] }"}) {
-    EXPECT_THAT(ErrorOf(absl::StrCat("device = ", device)), HasSubstr("no device tier"));
-  }
-  EXPECT_THAT(ErrorOf("device = \"cuda:0\""), HasSubstr("expected \"none\""));
+DevicePolicy DeviceOf(const std::string& value) {
+  const auto policy = ParseModelToml(absl::StrCat("device = ", value), "model.toml");
+  EXPECT_TRUE(policy.ok()) << policy.status();
+  return policy.ok() ? policy->device.value_or(DevicePolicy{}) : DevicePolicy{};
+}
+
+TEST(ModelPolicyTest, ADeviceIsNoneAllOneGpuOrSomeTensors) {
+  EXPECT_EQ(DeviceOf("\"none\""), DevicePolicy{});
+  EXPECT_EQ(DeviceOf("\"all\""), (DevicePolicy{true, "", {}}));
+  EXPECT_EQ(DeviceOf("\"GPU-12ab-34\""), (DevicePolicy{true, "GPU-12ab-34", {}}));
+  EXPECT_EQ(DeviceOf("{ gpu = \"GPU-1\", tensors = [\"blk.[0-9].*\", 'out\\..*'] }"),
+            (DevicePolicy{true, "GPU-1", {"blk.[0-9].*", "out\\..*"}}));
+  EXPECT_EQ(DeviceOf("{ tensors = [\"a\"] }"), (DevicePolicy{true, "", {"a"}}));
+  EXPECT_EQ(DeviceOf("{ gpu = \"all\" }"), (DevicePolicy{true, "", {}}));
+}
+
+TEST(ModelPolicyTest, ABadDeviceIsRefusedWithFileLineAndKey) {
+  const auto refused = [](const std::string& value) {
+    return ErrorOf(absl::StrCat("required = true\ndevice = ", value));
+  };
+  EXPECT_THAT(refused("\"cuda:0\""), HasSubstr("model.toml:2: key 'device': expected \"none\""));
+  EXPECT_THAT(refused("\"GPU-\""), HasSubstr("expected \"none\""));
+  EXPECT_THAT(refused(absl::StrCat("\"GPU-", std::string(44, 'a'), "\"")), HasSubstr("expected"));
+  EXPECT_THAT(refused("\"GPU-a b\""), HasSubstr("expected \"none\""));
+  EXPECT_THAT(refused("1"), HasSubstr("key 'device': expected a string, found an integer"));
+  EXPECT_THAT(refused("{}"), HasSubstr("key 'device': says neither gpu nor tensors"));
+  EXPECT_THAT(refused("{ gpus = \"all\" }"),
+              HasSubstr("model.toml:2: key 'device.gpus': unknown (known here are gpu, tensors)"));
+  EXPECT_THAT(refused("{ gpu = \"none\" }"), HasSubstr("key 'device.gpu': 'none': expected"));
+  EXPECT_THAT(refused("{ gpu = 0 }"), HasSubstr("key 'device.gpu': expected a string"));
+  EXPECT_THAT(refused("{ tensors = [] }"), HasSubstr("key 'device.tensors': no pattern"));
+  EXPECT_THAT(refused("{ tensors = \"a\" }"), HasSubstr("expected an array of strings"));
+  EXPECT_THAT(refused("{ tensors = [\"a\", \"b[\"] }"),
+              HasSubstr("key 'device.tensors': 'b[': not a regular expression: missing ]"));
+  EXPECT_THAT(refused("{ tensors = [\"(((((a{1000}){1000})))){1000}\"] }"),
+              HasSubstr("not a regular expression"));
+}
+
+TEST(ModelPolicyTest, ADeviceIsWrittenAsTomlReadsIt) {
+  EXPECT_EQ(DevicePolicyText({}), "\"none\"");
+  EXPECT_EQ(DevicePolicyText({true, "", {}}), "\"all\"");
+  EXPECT_EQ(DevicePolicyText({true, "GPU-1", {}}), "\"GPU-1\"");
+  const DevicePolicy odd{true, "", {"a\\.b", "\"\t\x7f", "\xC3\xA4"}};
+  EXPECT_EQ(DevicePolicyText(odd),
+            "{ gpu = \"all\", tensors = [\"a\\\\.b\", \"\\\"\\u0009\\u007f\", \"\xC3\xA4\"] }");
+  EXPECT_EQ(DeviceOf(DevicePolicyText(odd)), odd);
+}
+
+TEST(ModelPolicyTest, TheOverridingSideHasTheWholeDevice) {
+  ModelPolicy base;
+  base.device = DevicePolicy{true, "GPU-1", {"a"}};
+  EXPECT_EQ(Resolve(base, {}).device, *base.device);
+  ModelPolicy over;
+  over.device = DevicePolicy{true, "GPU-2", {}};
+  EXPECT_EQ(Resolve(base, over).device, *over.device);
+  over.device = DevicePolicy{};
+  EXPECT_FALSE(Resolve(base, over).device.wanted);
+}
+
+TEST(NamePatternsTest, APatternMatchesTheWholeName) {
+  const auto patterns = NamePatterns::Compile({"blk.[0-9].*", "out"});
+  ASSERT_TRUE(patterns.ok()) << patterns.status();
+  EXPECT_TRUE(patterns->Matches(0, "blk.7.weight"));
+  EXPECT_FALSE(patterns->Matches(0, "a.blk.7.weight"));
+  EXPECT_TRUE(patterns->Matches(1, "out"));
+  EXPECT_FALSE(patterns->Matches(1, "output"));
+  EXPECT_FALSE(patterns->Matches(0, std::string_view("blk.7.\xff", 7)));  // No UTF-8, no match.
 }
 
 TEST(ModelPolicyTest, SyntaxErrorsNameTheLine) {

@@ -1,6 +1,7 @@
 // The keys of a ModelPolicy, for both files that may hold them.
 #pragma once
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/store/model_policy.h"
 #include "daemon/store/toml_document.h"
@@ -13,5 +14,7 @@ inline constexpr char kPolicyKeys[] =
 
 // Sets what `field` is about. False: no key of a policy.
 absl::StatusOr<bool> ReadPolicyKey(const TomlField& field, ModelPolicy& policy);
+// The key `device` of it (device_policy.cc).
+absl::Status ReadDevicePolicy(const TomlField& field, ModelPolicy& policy);
 
 }  // namespace modelhost

@@ -105,10 +105,13 @@ absl::StatusOr<TomlValue> ParseToml(absl::string_view text, absl::string_view fi
   }
 }
 
+std::string TomlField::Path() const {
+  return absl::StrCat(table_, table_.empty() ? "" : ".", entry_.key);
+}
+
 absl::Status TomlField::Error(absl::string_view why) const {
-  return absl::InvalidArgumentError(absl::StrCat(file_, ":", entry_.line, ": key '", table_,
-                                                 table_.empty() ? "" : ".", entry_.key,
-                                                 "': ", why));
+  return absl::InvalidArgumentError(
+      absl::StrCat(file_, ":", entry_.line, ": key '", Path(), "': ", why));
 }
 
 absl::Status TomlField::Expected(absl::string_view what) const {

@@ -49,6 +49,8 @@ class TomlField {
 
   const std::string& key() const { return entry_.key; }
   const TomlValue& value() const { return entry_.value; }
+  absl::string_view file() const { return file_; }
+  std::string Path() const;  // "table.key": what stands in it has this as its table.
   // "file:line: key 'table.key': why".
   absl::Status Error(absl::string_view why) const;
 

@@ -165,6 +165,22 @@ enum class DeviceMode : uint32_t {
   kCudaIpc = 4,         // A legacy handle for each segment, no descriptors.
 };
 
+constexpr const char* DeviceModeName(DeviceMode mode) {
+  switch (mode) {
+    case DeviceMode::kNone:
+      return "host_only";
+    case DeviceMode::kVmmFd:
+      return "vmm_fd";
+    case DeviceMode::kHostDirect:
+      return "host_direct";
+    case DeviceMode::kHostRegistered:
+      return "host_registered";
+    case DeviceMode::kCudaIpc:
+      return "cuda_ipc";
+  }
+  return "unknown";
+}
+
 // Follows the last frame of regions of a Granted with device = 1; more of them until `total`
 // segments have come. In the order of the segments' numbers.
 struct DeviceFds {

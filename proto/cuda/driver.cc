@@ -2,6 +2,7 @@
 
 #include <dlfcn.h>
 
+#include <optional>
 #include <utility>
 
 namespace modelhost::cuda {
@@ -147,11 +148,19 @@ int Driver::AttributeOf(Device device, Attribute attribute) const {
 }
 
 Result<Device> Driver::FindDevice(std::string_view uuid) const {
+  std::optional<Error> failed;
   for (int ordinal = 0; ordinal < device_count_; ++ordinal) {
     Device device = 0;
-    if (table_.cuDeviceGet(&device, ordinal) != Rc::kSuccess) continue;
-    if (const auto text = UuidText(device); text.ok() && *text == uuid) return device;
+    auto text = Result<std::string>(std::string());
+    if (const Rc rc = table_.cuDeviceGet(&device, ordinal); rc == Rc::kSuccess) {
+      text = UuidText(device);
+    } else {
+      text = ToError(rc, "find GPU " + std::to_string(ordinal));
+    }
+    if (text.ok() && *text == uuid) return device;
+    if (!text.ok()) failed = text.error();
   }
+  if (failed.has_value()) return *std::move(failed);  // It may have been that one.
   return Error{Code::kNotFound,
                std::string(uuid) +
                    ": this process does not see that GPU (look at "

@@ -5,6 +5,8 @@
 // Thread-safe after Load.
 #pragma once
 
+#include <atomic>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -62,6 +64,13 @@ class Driver {
   // The device of a UUID, in this process's numbering (CUDA_VISIBLE_DEVICES renumbers). NOT_FOUND
   Result<Device> FindDevice(std::string_view uuid) const;
 
+  // How often the driver refused to take something back (handles.h): it is lost until the process
+  // ends.
+  uint64_t lost_handles() const { return lost_; }
+  void GaveBack(Rc rc) const {
+    if (rc != Rc::kSuccess && rc != Rc::kDeinitialized) ++lost_;
+  }
+
  private:
   Driver() = default;
 
@@ -70,6 +79,7 @@ class Driver {
   int device_count_ = 0;
   std::string no_vmm_;
   bool has_ipc_ = false;
+  mutable std::atomic<uint64_t> lost_{0};
 };
 
 std::string FormatUuid(const Uuid& uuid);

@@ -20,7 +20,9 @@
   X(cuDevicePrimaryCtxRetain, "cuDevicePrimaryCtxRetain", Rc(ContextHandle*, Device))            \
   X(cuDevicePrimaryCtxRelease, "cuDevicePrimaryCtxRelease_v2", Rc(Device))                       \
   X(cuCtxSetCurrent, "cuCtxSetCurrent", Rc(ContextHandle))                                       \
+  X(cuDevicePrimaryCtxGetState, "cuDevicePrimaryCtxGetState", Rc(Device, uint32_t*, int*))       \
   X(cuCtxGetCurrent, "cuCtxGetCurrent", Rc(ContextHandle*))                                      \
+  X(cuCtxGetDevice, "cuCtxGetDevice", Rc(Device*))                                               \
   X(cuCtxSynchronize, "cuCtxSynchronize", Rc())                                                  \
   X(cuMemGetInfo, "cuMemGetInfo_v2", Rc(size_t*, size_t*))                                       \
   X(cuMemHostAlloc, "cuMemHostAlloc", Rc(void**, size_t, uint32_t))                              \

@@ -30,34 +30,41 @@ Result<void> NeedIpc(const Driver& driver) {
 
 }  // namespace
 
-void GiveBack(const DriverTable& call, StreamHandle stream) { (void)call.cuStreamDestroy(stream); }
-void GiveBack(const DriverTable& call, EventHandle event) { (void)call.cuEventDestroy(event); }
-void GiveBack(const DriverTable& call, ModuleHandle module) { (void)call.cuModuleUnload(module); }
-void GiveBack(const DriverTable& call, std::span<std::byte> pinned) {
-  (void)call.cuMemFreeHost(pinned.data());
+Rc GiveBack(const DriverTable& call, StreamHandle stream) { return call.cuStreamDestroy(stream); }
+Rc GiveBack(const DriverTable& call, EventHandle event) { return call.cuEventDestroy(event); }
+Rc GiveBack(const DriverTable& call, ModuleHandle module) { return call.cuModuleUnload(module); }
+Rc GiveBack(const DriverTable& call, std::span<std::byte> pinned) {
+  return call.cuMemFreeHost(pinned.data());
 }
-void GiveBack(const DriverTable& call, DeviceContext context) {
+Rc GiveBack(const DriverTable& call, DeviceContext context) {
   ContextHandle current = nullptr;
-  if (call.cuCtxGetCurrent(&current) == Rc::kSuccess && current == context.context) {
+  const bool is_current =
+      call.cuCtxGetCurrent(&current) == Rc::kSuccess && current == context.context;
+  const Rc released = call.cuDevicePrimaryCtxRelease(context.device);
+  uint32_t flags = 0;
+  int active = 0;
+  if (is_current &&
+      (call.cuDevicePrimaryCtxGetState(context.device, &flags, &active) != Rc::kSuccess ||
+       active == 0)) {
     (void)call.cuCtxSetCurrent(nullptr);
   }
-  (void)call.cuDevicePrimaryCtxRelease(context.device);
+  return released;
 }
-void GiveBackAllocation(const DriverTable& call, AllocationHandle allocation) {
-  (void)call.cuMemRelease(allocation);
+Rc GiveBackAllocation(const DriverTable& call, AllocationHandle allocation) {
+  return call.cuMemRelease(allocation);
 }
-void GiveBackReservation(const DriverTable& call, Range range) {
-  (void)call.cuMemAddressFree(range.at, range.bytes);
+Rc GiveBackReservation(const DriverTable& call, Range range) {
+  return call.cuMemAddressFree(range.at, range.bytes);
 }
-void GiveBackMapping(const DriverTable& call, Range range) {
-  (void)call.cuMemUnmap(range.at, range.bytes);
+Rc GiveBackMapping(const DriverTable& call, Range range) {
+  return call.cuMemUnmap(range.at, range.bytes);
 }
-void GiveBackMemory(const DriverTable& call, DevicePtr memory) { (void)call.cuMemFree(memory); }
-void GiveBackIpc(const DriverTable& call, DevicePtr memory) {
-  (void)call.cuIpcCloseMemHandle(memory);
+Rc GiveBackMemory(const DriverTable& call, DevicePtr memory) { return call.cuMemFree(memory); }
+Rc GiveBackIpc(const DriverTable& call, DevicePtr memory) {
+  return call.cuIpcCloseMemHandle(memory);
 }
-void GiveBackRegistration(const DriverTable& call, void* host) {
-  (void)call.cuMemHostUnregister(host);
+Rc GiveBackRegistration(const DriverTable& call, void* host) {
+  return call.cuMemHostUnregister(host);
 }
 
 Result<PrimaryContext> PrimaryContext::Retain(const Driver& driver, Device device) {
@@ -212,6 +219,21 @@ Result<IpcMapping> OpenLegacy(const Driver& driver, const IpcHandle& handle) {
   const Rc rc = driver.call().cuIpcOpenMemHandle(&at, handle, kIpcLazyPeerAccess);
   if (rc != Rc::kSuccess) return driver.ToError(rc, "open a CUDA IPC handle");
   return IpcMapping(driver, at);
+}
+
+Result<HostRegistration> RegisterHost(const Driver& driver, std::span<std::byte> host) {
+  const Rc rc = driver.call().cuMemHostRegister(host.data(), host.size(), kHostRegisterDeviceMap);
+  if (rc != Rc::kSuccess) {
+    return driver.ToError(rc, "register host memory of " + BytesText(host.size()));
+  }
+  return HostRegistration(driver, host.data());
+}
+
+Result<DevicePtr> DeviceAddressOf(const Driver& driver, const HostRegistration& host) {
+  DevicePtr at = 0;
+  const Rc rc = driver.call().cuMemHostGetDevicePointer(&at, host.get(), 0);
+  if (rc != Rc::kSuccess) return driver.ToError(rc, "the device's address of host memory");
+  return at;
 }
 
 Result<DeviceMemory> MemoryInfo(const Driver& driver) {

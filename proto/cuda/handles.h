@@ -1,7 +1,7 @@
 // Owners of everything that the driver hands out: no naked handle exists outside this file.
 //
 // Every owner keeps a pointer to its Driver, which outlives it, and gives its handle back when it
-// is destroyed; what the driver says then is ignored, as a process that ends may find it gone.
+// is destroyed; what the driver refuses to take back is counted there (Driver::lost_handles).
 // Sizes are in bytes. Errors are those of Driver::Check. Thread-compatible. What needs a current
 // context on the calling thread says so.
 #pragma once
@@ -17,7 +17,7 @@
 namespace modelhost::cuda {
 
 // A handle and the call that gives it back.
-template <typename Handle, void (*kGiveBack)(const DriverTable&, Handle)>
+template <typename Handle, Rc (*kGiveBack)(const DriverTable&, Handle)>
 class Owned {
  public:
   Owned() = default;
@@ -34,7 +34,9 @@ class Owned {
   ~Owned() { Reset(); }
 
   void Reset() {
-    if (driver_ != nullptr) kGiveBack(std::exchange(driver_, nullptr)->call(), handle_);
+    if (driver_ == nullptr) return;
+    const Driver& driver = *std::exchange(driver_, nullptr);
+    driver.GaveBack(kGiveBack(driver.call(), handle_));
   }
   bool valid() const { return driver_ != nullptr; }
   // For a call of the driver only.
@@ -54,17 +56,17 @@ struct DeviceContext {
   ContextHandle context = nullptr;
 };
 
-void GiveBack(const DriverTable& call, StreamHandle stream);
-void GiveBack(const DriverTable& call, EventHandle event);
-void GiveBack(const DriverTable& call, ModuleHandle module);
-void GiveBack(const DriverTable& call, std::span<std::byte> pinned);
-void GiveBack(const DriverTable& call, DeviceContext context);
-void GiveBackAllocation(const DriverTable& call, AllocationHandle allocation);
-void GiveBackReservation(const DriverTable& call, Range range);
-void GiveBackMapping(const DriverTable& call, Range range);
-void GiveBackMemory(const DriverTable& call, DevicePtr memory);
-void GiveBackIpc(const DriverTable& call, DevicePtr memory);
-void GiveBackRegistration(const DriverTable& call, void* host);
+Rc GiveBack(const DriverTable& call, StreamHandle stream);
+Rc GiveBack(const DriverTable& call, EventHandle event);
+Rc GiveBack(const DriverTable& call, ModuleHandle module);
+Rc GiveBack(const DriverTable& call, std::span<std::byte> pinned);
+Rc GiveBack(const DriverTable& call, DeviceContext context);
+Rc GiveBackAllocation(const DriverTable& call, AllocationHandle allocation);
+Rc GiveBackReservation(const DriverTable& call, Range range);
+Rc GiveBackMapping(const DriverTable& call, Range range);
+Rc GiveBackMemory(const DriverTable& call, DevicePtr memory);
+Rc GiveBackIpc(const DriverTable& call, DevicePtr memory);
+Rc GiveBackRegistration(const DriverTable& call, void* host);
 
 using Stream = Owned<StreamHandle, GiveBack>;
 using Event = Owned<EventHandle, GiveBack>;
@@ -78,7 +80,8 @@ using IpcMapping = Owned<DevicePtr, GiveBackIpc>;
 using HostRegistration = Owned<void*, GiveBackRegistration>;
 
 // The primary context of a device, which frameworks in the same process use too: device addresses
-// mean the same to all of them. Giving it back also takes it off the calling thread.
+// mean the same to all of them. The last one who gives it back also takes it off the calling
+// thread.
 class PrimaryContext {
  public:
   static Result<PrimaryContext> Retain(const Driver& driver, Device device);
@@ -145,6 +148,10 @@ Result<LegacyMemory> AllocateLegacy(const Driver& driver, uint64_t bytes);
 Result<IpcHandle> ExportLegacy(const Driver& driver, const LegacyMemory& memory);
 // Not in the process that made it. No protection: whoever opens it may write.
 Result<IpcMapping> OpenLegacy(const Driver& driver, const IpcHandle& handle);
+// Whole pages of host memory, lent, for devices to reach; no protection, and the pages must be
+// writable here.
+Result<HostRegistration> RegisterHost(const Driver& driver, std::span<std::byte> host);
+Result<DevicePtr> DeviceAddressOf(const Driver& driver, const HostRegistration& host);
 struct DeviceMemory {
   uint64_t free_bytes = 0;
   uint64_t total_bytes = 0;

@@ -42,6 +42,9 @@ inline constexpr auto kFaultPoints = std::to_array<std::string_view>({
     "load.mapped",
     "load.read",
     "load.pinned",
+    "load.device_booked",
+    "load.device_created",
+    "load.device_uploaded",
     "load.indexed",
     "load.ready",
     // Labels:

@@ -144,4 +144,21 @@ ReadOnlyMapping::~ReadOnlyMapping() {
   }
 }
 
+Result<SharedMapping> SharedMapping::Map(const UniqueFd& fd, uint64_t bytes) {
+  if (auto checked = CheckSeals(fd, F_SEAL_SHRINK); !checked.ok()) {
+    return std::move(checked).error();
+  }
+  if (auto checked = CheckSize(fd, bytes, /*exact=*/true); !checked.ok()) {
+    return std::move(checked).error();
+  }
+  if (bytes == 0) return Error{Code::kOutOfRange, "received descriptor: no bytes", 0};
+  void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd.get(), 0);
+  if (at == MAP_FAILED) return ErrnoError(errno, "map " + std::to_string(bytes) + " bytes");
+  return SharedMapping({static_cast<std::byte*>(at), bytes});
+}
+
+SharedMapping::~SharedMapping() {
+  if (!bytes_.empty()) ::munmap(bytes_.data(), bytes_.size());
+}
+
 }  // namespace modelhost

@@ -1,4 +1,4 @@
-// Read-only views of shared bytes. Nothing here yields writable memory.
+// Views of shared bytes: read-only, but for SharedMapping.
 //
 // Two ways in, and the name says what each proves:
 //   MapSealed  the bytes cannot change or shrink: the kernel's seals say so, even against root.
@@ -64,6 +64,27 @@ class ReadOnlyMapping {
   static Result<ReadOnlyMapping> Map(const UniqueFd& fd, uint64_t bytes, Align align);
 
   std::span<const std::byte> bytes_;
+};
+
+// Memory of another process, mapped for writing too, because a GPU's driver takes no other pages:
+// nothing protects it. Only for memory that was made for that.
+class SharedMapping {
+ public:
+  // `fd`, which the caller may then close, cannot shrink: PERMISSION_DENIED. OUT_OF_RANGE: it is
+  // not exactly `bytes` long. RESOURCE_EXHAUSTED.
+  static Result<SharedMapping> Map(const UniqueFd& fd, uint64_t bytes);
+
+  SharedMapping(SharedMapping&& other) noexcept : bytes_(std::exchange(other.bytes_, {})) {}
+  SharedMapping& operator=(SharedMapping&& other) = delete;
+  ~SharedMapping();  // Unmaps.
+
+  // Page aligned.
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  explicit SharedMapping(std::span<std::byte> bytes) : bytes_(bytes) {}
+
+  std::span<std::byte> bytes_;
 };
 
 }  // namespace modelhost

@@ -81,6 +81,14 @@ Result<SealedRegion> WritableRegion::Seal() && {
   return SealedRegion{std::move(fd_), bytes};
 }
 
+Result<UniqueFd> WritableRegion::SealSize() && {
+  Unmap(std::exchange(bytes_, {}));
+  if (::fcntl(fd_.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return ErrnoError(errno, "seal the size of shared memory");
+  }
+  return std::move(fd_);
+}
+
 Result<OneWriterRegion> OneWriterRegion::Create(const std::string& name, uint64_t bytes) {
   auto memory = Make(name, bytes, HugePages::kOff, nullptr);
   if (!memory.ok()) return std::move(memory).error();

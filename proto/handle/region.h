@@ -43,6 +43,9 @@ class WritableRegion {
   const UniqueFd& fd() const { return fd_; }
   // Unmaps and seals. Spans from bytes() are dead after it.
   Result<SealedRegion> Seal() &&;
+  // The same, but against a change of its size alone (SHRINK|GROW|SEAL): whoever has the descriptor
+  // can write. For memory that a driver must be able to map writable.
+  Result<UniqueFd> SealSize() &&;
 
  private:
   WritableRegion(UniqueFd fd, std::span<std::byte> bytes) : fd_(std::move(fd)), bytes_(bytes) {}

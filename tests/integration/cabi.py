@@ -21,7 +21,7 @@ class ClientView(c.Structure):
 
 
 class AcquireOptions(c.Structure):
-    _fields_ = [("size", c.c_size_t), ("wait", c.c_uint32), ("reserved", c.c_uint32),
+    _fields_ = [("size", c.c_size_t), ("wait", c.c_uint32), ("want", c.c_uint32),
                 ("deadline_ms", c.c_uint64)]
 
 

@@ -53,6 +53,7 @@ HOMES = {
     "simdjson": r"daemon/|client/modelctl/",
     "toml++/": r"daemon/(store/|config)",
     "toml.hpp": r"daemon/(store/|config)",
+    "re2/": r"daemon/store/name_patterns\.cc$",
     "CLI/": r"daemon/(main|config)|client/modelctl/",
     "pybind11/": r"client/python/",
     "cuda": r"proto/cuda/|daemon/device_agent/|client/src/cuda_",

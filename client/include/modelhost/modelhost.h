@@ -20,9 +20,14 @@
  * Structs     start with their size, which the caller sets: use the MH_..._INIT macros. A library
  *             that knows fewer fields than the caller refuses those that are not zero; one that
  *             knows more uses defaults.
- * fork        a child may go on reading what is mapped. The session and its leases stay with the
- *             parent: calls that need the daemon return MH_FAILED_PRECONDITION in the child, which
- *             may connect again for itself.
+ * fork        a child may go on reading what is mapped on the host. The session and its leases stay
+ *             with the parent: calls that need the daemon return MH_FAILED_PRECONDITION in the
+ *             child, which may connect again for itself. Device memory is dead in the child
+ *             (device_data is NULL), and so is CUDA: once a process has used it, device memory is
+ *             MH_FAILED_PRECONDITION in what it forks, until that calls exec.
+ * GPUs        the driver is loaded (libcuda.so.1) when device memory is first asked for, and never
+ *             before. Calls that make device memory known to the driver may take long, as any call
+ *             of a driver; they change neither the current context of your thread nor its errors.
  */
 #ifndef MODELHOST_MODELHOST_H_
 #define MODELHOST_MODELHOST_H_
@@ -137,14 +142,32 @@ MH_API mh_status mh_resolve(const mh_client* client, const char* ref, uint64_t* 
 
 /* --- Handles --------------------------------------------------------------------------------- */
 
+enum {
+  MH_WANT_HOST = 0,         /* Mapped host memory alone. */
+  MH_WANT_DEVICE = 1,       /* Also the copy that modelhostd holds on a GPU; without one the call
+                               fails. */
+  MH_WANT_DEVICE_IF_ANY = 2 /* Also that, if it can be had; mh_handle_device_reason says why not. */
+};
+
+enum {
+  /* Of mh_follow, with MH_WANT_DEVICE: every version is seen at the same device addresses, which
+   * are changed by mh_live_remap alone. For CUDA graphs. */
+  MH_DEVICE_SAME_ADDRESSES = 1
+};
+
 typedef struct mh_acquire_options {
   size_t size;          /* sizeof(mh_acquire_options) */
   uint32_t wait;        /* 1: until the version is READY or the deadline. 0: fail at once. */
-  uint32_t reserved;    /* 0 */
+  uint32_t want;        /* MH_WANT_... */
   uint64_t deadline_ms; /* For the whole call. 0: the client's. */
+  const char* gpu;      /* With a want: UUID of the GPU ("GPU-1b4e28ba-..."). NULL: that of the CUDA
+                           context that is current on the calling thread, else the first that this
+                           process sees (CUDA_VISIBLE_DEVICES). */
+  uint32_t device_flags; /* MH_DEVICE_... */
+  uint32_t reserved;     /* 0 */
 } mh_acquire_options;
 #define MH_ACQUIRE_OPTIONS_INIT \
-  { sizeof(mh_acquire_options), 0, 0, 0 }
+  { sizeof(mh_acquire_options), 0, 0, 0, NULL, 0, 0 }
 
 /* Takes a lease on a version and maps it. `ref` is "planner" (= "planner:stable"), "planner:canary"
  * or "planner@7". `options` NULL means no waiting. On failure `*handle` is untouched:
@@ -153,9 +176,14 @@ typedef struct mh_acquire_options {
  *   MH_DEADLINE_EXCEEDED   still not READY; or no answer
  *   MH_PERMISSION_DENIED   you may not read this model
  *   MH_RESOURCE_EXHAUSTED  RLIMIT_NOFILE or address space of this process, or a limit of the daemon
+ *                          (with MH_WANT_DEVICE also of the GPU)
  *   MH_DATA_LOSS           what came is not sealed, not of the size claimed, or a broken index
  *   MH_UNIMPLEMENTED       a daemon of another ABI; the text says what to update
- *   MH_UNAVAILABLE         no daemon until the deadline */
+ *   MH_UNAVAILABLE         no daemon until the deadline
+ * With MH_WANT_DEVICE also MH_FAILED_PRECONDITION: no driver, no such GPU in this process, no copy
+ * on that GPU, or a driver that cannot take it; the text says which. The handle retains the primary
+ * context of the GPU, the one that the CUDA run-time and the frameworks use, and its device
+ * pointers are good in that context. */
 MH_API mh_status mh_acquire(mh_client* client, const char* ref, const mh_acquire_options* options,
                             mh_handle** handle, mh_error* error);
 
@@ -177,6 +205,19 @@ MH_API uint64_t mh_handle_version(const mh_handle* handle);
 MH_API uint64_t mh_handle_generation(const mh_handle* handle); /* 0 for a fixed version. */
 MH_API const char* mh_handle_digest(const mh_handle* handle);  /* SHA-256, 64 hex digits. */
 MH_API const char* mh_handle_format(const mh_handle* handle);  /* "safetensors", "gguf", ... */
+
+/* UUID of the GPU that the handle has device memory on; "" without. */
+MH_API const char* mh_handle_gpu(const mh_handle* handle);
+/* How: "vmm_fd", "host_direct", "host_registered", "cuda_ipc", or "none".
+ *   vmm_fd           mapped read-only by the GPU: a kernel that stores there ends its own context
+ *                    and harms nobody else. The right is this mapping's: what is mapped is
+ * protected against bugs, not against a process that is out to harm host_direct      the GPU reads
+ * the mapped host memory, read-only as that is host_registered  host memory that is mapped
+ * writable: nothing protects it cuda_ipc         a legacy handle: nothing protects it, and it is
+ * good while the device agent of modelhostd lives */
+MH_API const char* mh_handle_device_mode(const mh_handle* handle);
+/* Why the handle has no device memory; "" when it has. */
+MH_API const char* mh_handle_device_reason(const mh_handle* handle);
 
 /* 1 when the label that the handle was acquired by has moved since, else 0. One atomic load of a
  * shared page: fit for every turn of a control loop. Always 0 for a fixed version, and for a label
@@ -204,7 +245,8 @@ typedef struct mh_tensor_view {
   const int64_t* strides;  /* In elements, outermost first; NULL: row-major without gaps. */
   uint64_t nbytes;         /* Of the range at `data`. */
   const void* data;        /* On the host, read-only. NULL when not mappable, or nbytes is 0. */
-  const void* device_data; /* On a GPU. NULL: this version has no device copy for this process. */
+  const void* device_data; /* On the GPU of mh_handle_gpu, at a multiple of 512 bytes (with
+                              host_direct at `data`). NULL: not on it, or nbytes is 0. */
   uint32_t block_elements; /* Consecutive elements in one block of a quantised type; 1 otherwise. */
   uint32_t block_bytes;    /* Bytes of a block; 0 for plain types. */
   const char* reason;      /* Why it is not mappable; "" otherwise. */
@@ -278,22 +320,41 @@ MH_API mh_status mh_copy(void* to, const void* from, size_t nbytes);
 
 /* Acquires `ref` and goes on following it: when its label moves, a thread of the library attaches
  * the next version in the background, and mh_live_adopt hands it over at a moment that you choose.
- * Errors as mh_acquire; also MH_RESOURCE_EXHAUSTED when no thread can be had. */
+ * Errors as mh_acquire; also MH_RESOURCE_EXHAUSTED when no thread can be had.
+ *
+ * With MH_DEVICE_SAME_ADDRESSES the next version is imported in the background but not mapped:
+ * only mh_live_remap changes what is at the addresses. MH_UNIMPLEMENTED unless the GPU's mode is
+ * vmm_fd. */
 MH_API mh_status mh_follow(mh_client* client, const char* ref, const mh_acquire_options* options,
                            mh_live** live, mh_error* error);
 
-/* The newest version that is attached. When it is not the one returned before, that one is released
+/* The newest version that is attached, but for MH_DEVICE_SAME_ADDRESSES: there it is the current
+ * one, always. When it is not the one returned before, that one is released
  * (in the background: unmapping gigabytes takes time) and its views are dead: mh_retain it to keep
  * it. Never blocks, never fails. The handle belongs to `live`. */
 MH_API const mh_handle* mh_live_adopt(mh_live* live);
 /* The version adopted last; adopts nothing. */
 MH_API const mh_handle* mh_live_current(const mh_live* live);
+/* Of a live model with MH_DEVICE_SAME_ADDRESSES: adopts the newest version that is attached. Its
+ * device memory takes the place of the old one's, at the same addresses, so that a captured CUDA
+ * graph goes on with new weights. Call it when no kernel that reads them is under way or can start:
+ * the library cannot know. `*handle` (which may be NULL) is the current version in any case; its
+ * host pointers are new after a change, and those of the old one are dead as with mh_live_adopt. Of
+ * a handle that you have retained the device memory is gone (device_data is NULL), the rest stays.
+ * As mh_live_adopt for one thread at a time. MH_OK too when there was nothing newer.
+ *   MH_FAILED_PRECONDITION the new version's tensors differ in name, type, shape, size or place, or
+ *                          its segments in size: the text names the first difference. The old
+ * version stays, also at later calls, until a newer one fits; or a live model without the flag; or
+ * a forked child MH_RESOURCE_EXHAUSTED, MH_FAILED_PRECONDITION  the driver does not map it: the old
+ * one is back MH_DATA_LOSS           likewise; or not even the old one can be mapped again: nothing
+ * is there, and a later call tries again */
+MH_API mh_status mh_live_remap(mh_live* live, const mh_handle** handle, mh_error* error);
 /* MH_OK, or why the last attempt to attach a newer version failed; it is tried again. */
 MH_API mh_status mh_live_status(const mh_live* live, mh_error* error);
 MH_API void mh_live_release(mh_live* live);
 
-/* Several models that must change together: acquired from one snapshot, adopted all at once.
- * Members that did not change keep their handle. */
+/* Several models that must change together (without MH_DEVICE_SAME_ADDRESSES): acquired from one
+ * snapshot, adopted all at once. Members that did not change keep their handle. */
 MH_API mh_status mh_follow_set(mh_client* client, const char* const* refs, size_t count,
                                const mh_acquire_options* options, mh_live_set** live,
                                mh_error* error);

@@ -122,6 +122,8 @@ class Tensor {
   bool mappable() const { return (view_.flags & MH_TENSOR_MAPPABLE) != 0; }
   std::string_view reason() const { return view_.reason; }  // Why not mappable.
   const void* data() const { return view_.data; }
+  // On the handle's GPU: for kernels, not for the CPU to follow. Null: not there.
+  const void* device_data() const { return view_.device_data; }
   uint64_t nbytes() const { return view_.nbytes; }
   Span<const std::byte> bytes() const {
     return {static_cast<const std::byte*>(view_.data),
@@ -203,6 +205,10 @@ class ModelHandle {
   std::string name() const { return std::string(model()) + "@" + std::to_string(version()); }
   // One atomic load.
   bool superseded() const { return mh_superseded(handle_) != 0; }
+  // UUID; empty without device memory.
+  std::string_view gpu() const { return mh_handle_gpu(handle_); }
+  std::string_view device_mode() const { return mh_handle_device_mode(handle_); }
+  std::string_view device_reason() const { return mh_handle_device_reason(handle_); }
 
   Result<class Tensor> Tensor(const char* name) const {
     return View<client_v1::Tensor>(
@@ -264,6 +270,14 @@ class LiveModel {
 
   // The newest version that is attached. The one before goes when its last ModelHandle does.
   ModelHandle Adopt() { return ModelHandle::Share(mh_live_adopt(live_.get())); }
+  // With same_addresses: the newest version takes the place of the one before on the GPU, at the
+  // same addresses. For a moment when no kernel reads them.
+  Result<ModelHandle> Remap() {
+    mh_error error{};
+    const mh_handle* handle = nullptr;
+    if (mh_live_remap(live_.get(), &handle, &error) != MH_OK) return internal::TakeError(error);
+    return ModelHandle::Share(handle);
+  }
   ModelHandle current() const { return ModelHandle::Share(mh_live_current(live_.get())); }
   // Why the last try to attach a newer version failed; MH_OK in `status` when it did not.
   Error status() const {
@@ -299,9 +313,14 @@ class LiveSet {
   std::vector<const mh_handle*> handles_;
 };
 
+enum class Want { kHost, kDevice, kDeviceIfAny };
+
 struct AcquireOptions {
   bool wait = false;                      // Until READY or the deadline.
   std::chrono::milliseconds deadline{0};  // 0: the client's.
+  Want want = Want::kHost;
+  std::string gpu;              // With a want: a UUID. Empty: as modelhost.h says.
+  bool same_addresses = false;  // Of Follow, with kDevice: LiveModel::Remap.
 };
 
 class Client {
@@ -323,7 +342,7 @@ class Client {
   static Result<Client> Connect() { return Connect(Options{}); }
 
   // "planner", "planner:canary", "planner@7".
-  Result<ModelHandle> Acquire(const std::string& ref, AcquireOptions options = {}) {
+  Result<ModelHandle> Acquire(const std::string& ref, const AcquireOptions& options = {}) {
     const mh_acquire_options c_options = ToC(options);
     mh_handle* handle = nullptr;
     mh_error error{};
@@ -335,7 +354,7 @@ class Client {
 
   // All from one snapshot, or none.
   Result<std::vector<ModelHandle>> AcquireSet(const std::vector<std::string>& refs,
-                                              AcquireOptions options = {}) {
+                                              const AcquireOptions& options = {}) {
     const mh_acquire_options c_options = ToC(options);
     const std::vector<const char*> c_refs = Pointers(refs);
     std::vector<mh_handle*> handles(refs.size());
@@ -349,7 +368,7 @@ class Client {
     return owned;
   }
 
-  Result<LiveModel> Follow(const std::string& ref, AcquireOptions options = {}) {
+  Result<LiveModel> Follow(const std::string& ref, const AcquireOptions& options = {}) {
     const mh_acquire_options c_options = ToC(options);
     mh_live* live = nullptr;
     mh_error error{};
@@ -359,7 +378,8 @@ class Client {
     return LiveModel(live);
   }
 
-  Result<LiveSet> FollowSet(const std::vector<std::string>& refs, AcquireOptions options = {}) {
+  Result<LiveSet> FollowSet(const std::vector<std::string>& refs,
+                            const AcquireOptions& options = {}) {
     const mh_acquire_options c_options = ToC(options);
     const std::vector<const char*> c_refs = Pointers(refs);
     mh_live_set* live = nullptr;
@@ -389,9 +409,14 @@ class Client {
     void operator()(mh_client* client) const { mh_disconnect(client); }
   };
   explicit Client(mh_client* client) : client_(client) {}
-  static mh_acquire_options ToC(AcquireOptions options) {
+  // Points into `options`.
+  static mh_acquire_options ToC(const AcquireOptions& options) {
     mh_acquire_options c_options = MH_ACQUIRE_OPTIONS_INIT;
     c_options.wait = options.wait ? 1 : 0;
+    if (options.want == Want::kDevice) c_options.want = MH_WANT_DEVICE;
+    if (options.want == Want::kDeviceIfAny) c_options.want = MH_WANT_DEVICE_IF_ANY;
+    if (!options.gpu.empty()) c_options.gpu = options.gpu.c_str();
+    if (options.same_addresses) c_options.device_flags = MH_DEVICE_SAME_ADDRESSES;
     c_options.deadline_ms = static_cast<uint64_t>(options.deadline.count());
     return c_options;
   }

@@ -81,6 +81,11 @@ void FakeServer::Add(const FakeVersion& version) {
   residents_[{version.model, version.version}] = std::move(resident);
 }
 
+void FakeServer::SetDevice(const std::string& model, uint64_t version, FakeDevice device) {
+  const std::lock_guard lock(mutex_);
+  residents_.at({model, version})->device = std::move(device);
+}
+
 abi::CatalogueHeader& FakeServer::header() {
   return *reinterpret_cast<abi::CatalogueHeader*>(page_->bytes().data());
 }
@@ -250,7 +255,8 @@ void FakeServer::Serve() {
     }
     std::vector<Waiting> waiting = std::move(waiting_);
     waiting_.clear();
-    for (const Waiting& each : waiting) (void)OnAcquire(*each.peer, each.acquire, each.refs);
+    for (const Waiting& each : waiting)
+      (void)OnAcquire(*each.peer, each.acquire, each.refs, each.gpu);
   }
 }
 
@@ -274,14 +280,19 @@ bool FakeServer::ServePeer(Peer& peer) {
         abi::Acquire acquire{};
         std::memcpy(&acquire, buffer.data(), sizeof(acquire));
         std::vector<abi::Ref> refs(acquire.count);
-        Require(frame->bytes == sizeof(acquire) + refs.size() * sizeof(abi::Ref), "acquire frame");
+        const size_t refs_end = sizeof(acquire) + refs.size() * sizeof(abi::Ref);
+        const bool device = (acquire.flags & (abi::kAcquireDevice | abi::kAcquireDeviceIfAny)) != 0;
+        abi::DeviceWant want{};
+        Require(frame->bytes == refs_end + (device ? sizeof(want) : 0), "acquire frame");
+        Require(!device || peer.abi >= abi::kFrameAbiDevice, "a wish that this daemon knows");
         std::memcpy(refs.data(), buffer.data() + sizeof(acquire), refs.size() * sizeof(abi::Ref));
+        if (device) std::memcpy(&want, buffer.data() + refs_end, sizeof(want));
         if (faults_.hang_up_on_acquire) {
           faults_.hang_up_on_acquire = false;
           return false;
         }
         if (faults_.silent_acquire) break;
-        if (!OnAcquire(peer, acquire, refs)) return false;
+        if (!OnAcquire(peer, acquire, refs, want.gpu)) return false;
         break;
       }
       case abi::FrameType::kFetch: {
@@ -324,6 +335,7 @@ bool FakeServer::OnHello(Peer& peer, const abi::Hello& hello) {
     return false;
   }
   peer.greeted = true;
+  peer.abi = newest;
   abi::HelloReply reply{};
   reply.header = MakeHeader(abi::FrameType::kHelloReply, sizeof(reply), request, 1);
   reply.abi = faults_.answer_abi != 0 ? faults_.answer_abi : newest;
@@ -345,7 +357,7 @@ FakeServer::Resident* FakeServer::Find(const abi::Ref& ref) {
 }
 
 bool FakeServer::OnAcquire(Peer& peer, const abi::Acquire& acquire,
-                           const std::vector<abi::Ref>& refs) {
+                           const std::vector<abi::Ref>& refs, const std::string& gpu) {
   const uint32_t request = acquire.header.request_id;
   const bool redeclare = (acquire.flags & abi::kAcquireRedeclare) != 0;
   if (redeclare && faults_.redeclare_not_found) {
@@ -355,7 +367,7 @@ bool FakeServer::OnAcquire(Peer& peer, const abi::Acquire& acquire,
     const Resident* resident = Find(ref);
     const bool wait = (acquire.flags & abi::kAcquireWait) != 0;
     if (resident == nullptr && wait && !redeclare) {
-      waiting_.push_back({&peer, acquire, refs});
+      waiting_.push_back({&peer, acquire, refs, gpu});
       return true;
     }
     if (resident == nullptr) {
@@ -367,21 +379,28 @@ bool FakeServer::OnAcquire(Peer& peer, const abi::Acquire& acquire,
       return SendError(peer, request, static_cast<uint32_t>(Code::kFailedPrecondition),
                        ReferenceName(ref) + ": LOADING, not READY (wait for it)");
     }
-    waiting_.push_back({&peer, acquire, refs});
+    waiting_.push_back({&peer, acquire, refs, gpu});
     return true;
+  }
+  for (const abi::Ref& ref : refs) {
+    if ((acquire.flags & abi::kAcquireDevice) == 0 || Find(ref)->device.gpu == gpu) continue;
+    return SendError(peer, request, static_cast<uint32_t>(Code::kFailedPrecondition),
+                     ReferenceName(ref) + ": no copy on " + gpu);
   }
   (redeclare ? redeclares_ : acquires_) += 1;
   for (const abi::Ref& ref : refs) {
-    if (redeclare) declared_labels_.emplace_back(NameIn(ref.label));
+    if (!redeclare) continue;
+    declared_labels_.emplace_back(NameIn(ref.label));
+    declared_gpus_.push_back(gpu);
   }
   for (uint32_t i = 0; i < refs.size(); ++i) {
-    if (!Grant(peer, acquire, i, refs[i], *Find(refs[i]))) return false;
+    if (!Grant(peer, acquire, i, refs[i], gpu, *Find(refs[i]))) return false;
   }
   return !std::exchange(faults_.hang_up_after_grant, false);
 }
 
 bool FakeServer::Grant(Peer& peer, const abi::Acquire& acquire, uint32_t number,
-                       const abi::Ref& ref, Resident& resident) {
+                       const abi::Ref& ref, const std::string& gpu, Resident& resident) {
   const uint32_t request = acquire.header.request_id;
   const bool redeclare = (acquire.flags & abi::kAcquireRedeclare) != 0;
   const uint64_t lease = next_lease_++;
@@ -456,12 +475,68 @@ bool FakeServer::Grant(Peer& peer, const abi::Acquire& acquire, uint32_t number,
       fds.back() = &unsealed;
     }
   }
+  granted.device = (gpu.empty() ? faults_.device_unasked : !faults_.device_unannounced) ? 1 : 0;
+  if (faults_.device_before_regions && !SendDevice(peer, request, lease, gpu, resident)) {
+    return false;
+  }
   granted.header =
       MakeHeader(abi::FrameType::kGranted, sizeof(granted) + refs.size() * sizeof(abi::RegionRef),
                  request, fds.size());
   return Send(peer, &granted, sizeof(granted), refs.data(), refs.size() * sizeof(abi::RegionRef),
               fds) &&
-         SendRegions(peer, request, lease, order, resident, here);
+         SendRegions(peer, request, lease, order, resident, here) &&
+         (granted.device == 0 || SendDevice(peer, request, lease, gpu, resident));
+}
+
+bool FakeServer::SendDevice(Peer& peer, uint32_t request, uint64_t lease, const std::string& gpu,
+                            const Resident& resident) {
+  const FakeDevice none;
+  const FakeDevice& device = resident.device.gpu == gpu ? resident.device : none;
+  std::vector<abi::DeviceRef> refs;
+  for (size_t i = 0; i < device.bytes.size(); ++i) {
+    abi::DeviceRef ref{};
+    ref.segment = static_cast<uint32_t>(i);
+    ref.bytes = device.bytes[i];
+    if (i < device.handles.size()) device.handles[i].copy(reinterpret_cast<char*>(ref.ipc), 64);
+    refs.push_back(ref);
+  }
+  std::vector<const UniqueFd*> fds;
+  for (const UniqueFd& fd : device.fds) fds.push_back(&fd);
+  if (faults_.device_bytes_extra != 0 && !refs.empty()) {
+    refs[0].bytes += static_cast<uint64_t>(faults_.device_bytes_extra);
+  }
+  if (faults_.device_drop_segment) {
+    refs.pop_back();
+    if (!fds.empty()) fds.pop_back();
+  }
+  if (faults_.device_extra_segment) {
+    refs.push_back(refs.at(0));
+    refs.back().segment = static_cast<uint32_t>(refs.size()) - 1;
+    if (!fds.empty()) fds.push_back(fds[0]);
+  }
+  if (faults_.device_wrong_order) refs.at(0).segment = 1;
+  if (faults_.device_drop_fds) fds.clear();
+  const bool with_fds = !fds.empty();
+  size_t from = 0;
+  do {
+    const size_t count =
+        faults_.device_endless ? 0 : std::min<size_t>(refs.size() - from, abi::kMaxFdsPerFrame);
+    const size_t tail = count * sizeof(abi::DeviceRef) - (faults_.device_short_tail ? 40 : 0);
+    const std::vector<const UniqueFd*> here(
+        fds.begin() + static_cast<ptrdiff_t>(with_fds ? from : 0),
+        fds.begin() + static_cast<ptrdiff_t>(with_fds ? from + count : 0));
+    abi::DeviceFds head{};
+    head.header = MakeHeader(abi::FrameType::kDeviceFds, sizeof(head) + tail, request, here.size());
+    head.lease_id = lease;
+    head.mode = faults_.device_mode != 0 ? faults_.device_mode : static_cast<uint32_t>(device.mode);
+    if (device.gpu.empty() && faults_.device_mode == 0) head.mode = 0;
+    head.total =
+        static_cast<uint32_t>(refs.size()) + static_cast<uint32_t>(faults_.device_total_extra);
+    head.count = static_cast<uint32_t>(count);
+    if (!Send(peer, &head, sizeof(head), refs.data() + from, tail, here)) return false;
+    from += count;
+  } while (from < refs.size() && !faults_.device_endless);
+  return true;
 }
 
 bool FakeServer::SendRegions(Peer& peer, uint32_t request, uint64_t lease,
@@ -551,6 +626,11 @@ uint64_t FakeServer::redeclares() const {
 std::vector<std::string> FakeServer::declared_labels() const {
   const std::lock_guard lock(mutex_);
   return declared_labels_;
+}
+
+std::vector<std::string> FakeServer::declared_gpus() const {
+  const std::lock_guard lock(mutex_);
+  return declared_gpus_;
 }
 
 uint64_t FakeServer::fetches() const {

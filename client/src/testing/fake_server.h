@@ -43,12 +43,34 @@ struct Faults {
   bool hang_up_on_acquire = false;   // Ends the connection in place of an answer, once.
   bool hang_up_after_grant = false;  // Ends the connection right after its answer, once.
   bool redeclare_not_found = false;
+  // Of DeviceFds frames.
+  uint32_t device_mode = 0;            // Not 0: said in the place of the truth.
+  int32_t device_total_extra = 0;      // Added to the total.
+  int64_t device_bytes_extra = 0;      // Added to the size of the first segment.
+  bool device_drop_fds = false;        // The descriptors do not come.
+  bool device_drop_segment = false;    // The last one does not come; the counts agree.
+  bool device_extra_segment = false;   // One more than the index has; the counts agree.
+  bool device_wrong_order = false;     // The first is numbered as the second.
+  bool device_short_tail = false;      // Half of the last DeviceRef.
+  bool device_unasked = false;         // Announced to who did not ask.
+  bool device_unannounced = false;     // Granted says none to who asked.
+  bool device_before_regions = false;  // Too early.
+  bool device_endless = false;         // A frame without segments where some are due.
   // A daemon of another version: what it speaks, and 0 or what it says instead of the truth.
   uint32_t abi_min = abi::kFrameAbiMin;
   uint32_t abi_max = abi::kFrameAbi;
   uint32_t answer_abi = 0;
   uint32_t page_abi = 0;   // From the next Start on.
   uint32_t index_abi = 0;  // Of what is granted.
+};
+
+// Device memory of one version, on one GPU.
+struct FakeDevice {
+  std::string gpu;
+  abi::DeviceMode mode = abi::DeviceMode::kVmmFd;
+  std::vector<UniqueFd> fds;         // kVmmFd, kHostRegistered
+  std::vector<uint64_t> bytes;       // Of each segment.
+  std::vector<std::string> handles;  // kCudaIpc
 };
 
 class FakeServer {
@@ -67,6 +89,9 @@ class FakeServer {
   // What was labelled but not loaded yet: an Acquire with kAcquireWait waits for it.
   void SetReady(const std::string& model, uint64_t version, bool ready);
 
+  // After Add. Others than `device.gpu` have no copy.
+  void SetDevice(const std::string& model, uint64_t version, FakeDevice device);
+
   // Cuts the store file behind a kFile region, as a careless operator might.
   void TruncateFile(const std::string& model, uint64_t version, uint32_t file, uint64_t bytes);
 
@@ -83,6 +108,8 @@ class FakeServer {
   size_t connections() const;
   uint64_t acquires() const;  // Answered so far, redeclarations left out.
   uint64_t redeclares() const;
+  // GPUs that redeclared leases named; "" for none.
+  std::vector<std::string> declared_gpus() const;
   std::vector<std::string> declared_labels() const;  // Of each of those.
   uint64_t fetches() const;
   uint64_t epoch() const;
@@ -95,11 +122,13 @@ class FakeServer {
     SealedRegion index;
     std::vector<UniqueFd> fds;       // Of its files.
     std::vector<UniqueFd> writable;  // Likewise; empty ones for sealed regions.
+    FakeDevice device;
     bool ready = true;
   };
   struct Peer {
     UniqueFd socket;
     bool greeted = false;
+    uint32_t abi = 0;
     bool subscribed = false;
     std::map<uint64_t, Resident*> leases;
   };
@@ -113,15 +142,19 @@ class FakeServer {
     Peer* peer = nullptr;
     abi::Acquire acquire{};
     std::vector<abi::Ref> refs;
+    std::string gpu;
   };
 
   void Serve();
   bool ServePeer(Peer& peer);
   bool OnHello(Peer& peer, const abi::Hello& hello);
-  bool OnAcquire(Peer& peer, const abi::Acquire& acquire, const std::vector<abi::Ref>& refs);
+  bool OnAcquire(Peer& peer, const abi::Acquire& acquire, const std::vector<abi::Ref>& refs,
+                 const std::string& gpu);
   bool OnFetch(Peer& peer, const abi::Fetch& fetch);
   bool Grant(Peer& peer, const abi::Acquire& acquire, uint32_t number, const abi::Ref& ref,
-             Resident& resident);
+             const std::string& gpu, Resident& resident);
+  bool SendDevice(Peer& peer, uint32_t request, uint64_t lease, const std::string& gpu,
+                  const Resident& resident);
   bool SendRegions(Peer& peer, uint32_t request, uint64_t lease, const std::vector<uint32_t>& order,
                    const Resident& resident, size_t from);
   bool SendError(Peer& peer, uint32_t request, uint32_t code, const std::string& text);
@@ -150,6 +183,7 @@ class FakeServer {
   uint64_t acquires_ = 0;
   uint64_t redeclares_ = 0;
   std::vector<std::string> declared_labels_;
+  std::vector<std::string> declared_gpus_;
   uint64_t fetches_ = 0;
   UniqueFd listener_;
   UniqueFd wake_;

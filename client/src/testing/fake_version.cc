@@ -71,6 +71,29 @@ FakeVersion MakeVersion(const std::string& model, uint64_t version, size_t tenso
   return made;
 }
 
+void PutOnDevice(FakeVersion& version, uint64_t segment_bytes) {
+  std::map<uint32_t, std::pair<uint32_t, uint64_t>> segments;  // By file: number and end.
+  for (FakeTensor& tensor : version.tensors) {
+    const auto [at, is_new] =
+        segments.try_emplace(tensor.file, static_cast<uint32_t>(version.device_segments.size()), 0);
+    if (is_new) version.device_segments.push_back({segment_bytes, tensor.file, 0});
+    tensor.on_device = true;
+    tensor.device_segment = at->second.first;
+    tensor.device_offset = at->second.second;
+    at->second.second += (tensor.nbytes + 511) / 512 * 512;
+  }
+}
+
+std::string SegmentBytes(const FakeVersion& version, uint32_t segment) {
+  std::string bytes(version.device_segments.at(segment).bytes, '\0');
+  for (const FakeTensor& tensor : version.tensors) {
+    if (tensor.device_segment != segment) continue;
+    bytes.replace(tensor.device_offset, tensor.nbytes,
+                  version.files[tensor.file].bytes.substr(tensor.offset, tensor.nbytes));
+  }
+  return bytes;
+}
+
 std::string BuildIndex(const FakeVersion& version) {
   Strings strings;
   abi::IndexHeader header{};
@@ -93,7 +116,9 @@ std::string BuildIndex(const FakeVersion& version) {
     entry.name = strings.Add(tensor.name);
     entry.region_offset = tensor.offset;
     entry.nbytes = tensor.nbytes;
-    entry.device_segment = abi::kNone;
+    entry.device_segment = tensor.device_segment;
+    entry.device_offset = tensor.device_offset;
+    if (tensor.on_device) entry.flags |= abi::kTensorOnDevice;
     entry.region = tensor.file;
     entry.file = tensor.file;
     entry.component = component_numbers[tensor.component];
@@ -150,6 +175,7 @@ std::string BuildIndex(const FakeVersion& version) {
   header.regions = Append(index, regions);
   header.components = Append(index, components);
   header.metadata = Append(index, metadata);
+  header.device_segments = Append(index, version.device_segments);
   header.strings = Append(index, std::vector<char>(strings.bytes().begin(), strings.bytes().end()));
   header.magic = abi::kIndexMagic;
   header.abi_version = abi::kIndexAbi;

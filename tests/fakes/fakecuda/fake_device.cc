@@ -159,6 +159,24 @@ FAKE_CUDA_API cuDevicePrimaryCtxRelease_v2(Device device) {
   return Rc::kSuccess;
 }
 
+FAKE_CUDA_API cuDevicePrimaryCtxGetState(Device device, uint32_t* flags, int* active) {
+  FAKE_CUDA_CALL("cuDevicePrimaryCtxGetState", Need::kInit);
+  const int gpu = GpuOf(device);
+  FAKE_CUDA_NEED(gpu >= 0, Rc::kInvalidDevice, "device");
+  FAKE_CUDA_NEED(flags != nullptr && active != nullptr, Rc::kInvalidValue, "null");
+  const auto found = Driver().contexts.find(gpu);
+  *flags = 0;
+  *active = found != Driver().contexts.end() && found->second->retained > 0 ? 1 : 0;
+  return Rc::kSuccess;
+}
+
+FAKE_CUDA_API cuCtxGetDevice(Device* device) {
+  FAKE_CUDA_CALL("cuCtxGetDevice", Need::kContext);
+  FAKE_CUDA_NEED(device != nullptr, Rc::kInvalidValue, "null");
+  *device = DeviceOf(Current()->gpu);
+  return Rc::kSuccess;
+}
+
 FAKE_CUDA_API cuCtxSetCurrent(ContextHandle context) {
   FAKE_CUDA_CALL("cuCtxSetCurrent", Need::kInit);
   auto* const wanted = reinterpret_cast<Context*>(context);

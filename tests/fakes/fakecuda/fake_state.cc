@@ -2,8 +2,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -26,6 +28,11 @@ std::vector<std::string> Split(const std::string& text, char by) {
   std::istringstream stream(text);
   for (std::string part; std::getline(stream, part, by);) parts.push_back(part);
   return parts;
+}
+
+std::string MemoryName(int gpu) {
+  const std::string machine = Text("FAKECUDA_MACHINE");
+  return "fakecuda-gpu" + std::to_string(gpu) + (machine.empty() ? "" : "-" + machine);
 }
 
 std::string UuidText(int gpu) {
@@ -163,8 +170,8 @@ Call::Call(const char* symbol, Need need) : symbol_(symbol), lock_(Driver().mute
 }
 
 // FAKECUDA_FAIL="SYMBOL|*:N:WHAT,...": the Nth call of SYMBOL in this process, or of any, fails
-// with WHAT: a number, "hang", "kill", or "stick" (700, and from then on always). N may be "N+":
-// every one from there on.
+// with WHAT: a number, "hang", "kill", "slow", or "stick" (700, and from then on always). N may be
+// "N+": every one from there on.
 Rc Call::Injected() {
   State& state = Driver();
   const int64_t of_symbol = ++state.calls[symbol_];
@@ -176,7 +183,9 @@ Rc Call::Injected() {
     const int64_t wanted = std::strtoll(parts[1].c_str(), nullptr, 10);
     if (now != wanted && !(parts[1].ends_with('+') && now > wanted)) continue;
     if (const std::string mark = Text("FAKECUDA_FAIL_MARK"); !mark.empty()) {
-      const int fd = ::open(mark.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+      const int once = Text("FAKECUDA_FAIL_ONCE").empty() ? 0 : O_EXCL;
+      const int fd = ::open(mark.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | once, 0600);
+      if (fd < 0 && errno == EEXIST) continue;
       if (fd < 0 ||
           ::write(fd, (std::string(symbol_) + "\n").c_str(), std::strlen(symbol_) + 1) < 0) {
         std::abort();
@@ -186,6 +195,12 @@ Rc Call::Injected() {
     if (parts[2] == "hang") {
       lock_.unlock();
       while (true) ::pause();
+    }
+    if (parts[2] == "slow") {  // One second, and then as ever.
+      lock_.unlock();
+      ::poll(nullptr, 0, 1000);
+      lock_.lock();
+      continue;
     }
     if (parts[2] == "kill") ::raise(SIGKILL);
     if (parts[2] == "stick") {
@@ -222,7 +237,7 @@ std::shared_ptr<Memory> MakeMemory(int gpu, uint64_t bytes, uint32_t handle_type
   *rc = Rc::kOutOfMemory;
   if (bytes > MemoryBytes() || UsedBytes(gpu) > MemoryBytes() - bytes) return nullptr;
   auto memory = std::make_shared<Memory>();
-  memory->fd = ::memfd_create(("fakecuda-gpu" + std::to_string(gpu)).c_str(), MFD_CLOEXEC);
+  memory->fd = ::memfd_create(MemoryName(gpu).c_str(), MFD_CLOEXEC);
   memory->bytes = bytes;
   memory->gpu = gpu;
   memory->handle_types = handle_types;
@@ -264,7 +279,7 @@ std::shared_ptr<Memory> OpenMemory(int fd) {
 }
 
 uint64_t UsedBytes(int gpu) {
-  const std::string wanted = "/memfd:fakecuda-gpu" + std::to_string(gpu) + " (deleted)";
+  const std::string wanted = "/memfd:" + MemoryName(gpu) + " (deleted)";
   std::map<ino_t, uint64_t> seen;
   DIR* const processes = ::opendir("/proc");
   if (processes == nullptr) std::abort();
@@ -275,7 +290,7 @@ uint64_t UsedBytes(int gpu) {
     if (files == nullptr) continue;  // Gone, or somebody else's.
     while (const dirent* file = ::readdir(files)) {
       const std::string path = folder + file->d_name;
-      char link[64];
+      char link[256];
       const ssize_t bytes = ::readlink(path.c_str(), link, sizeof link);
       struct stat info {};
       if (bytes <= 0 || wanted != std::string(link, static_cast<size_t>(bytes)) ||
@@ -349,6 +364,26 @@ Rc Fetch(int gpu, void* host, DevicePtr from, uint64_t bytes) {
   });
 }
 
+namespace {
+
+// A kernel's load. A GPU with the host's page tables (attributes 88 and 100) reaches what this
+// process may read.
+Rc LoadWord(int gpu, DevicePtr from, uint64_t* word) {
+  DevicePtr base = 0;
+  if (FindMapping(from, &base) != nullptr ||
+      AttributeOf(gpu, Attribute::kPageableMemoryAccess) != 1 ||
+      AttributeOf(gpu, Attribute::kPageableUsesHostPageTables) != 1) {
+    return Fetch(gpu, word, from, sizeof *word);
+  }
+  const iovec here{word, sizeof *word};
+  const iovec there{reinterpret_cast<void*>(from), sizeof *word};
+  return ::process_vm_readv(::getpid(), &here, 1, &there, 1, 0) == sizeof *word
+             ? Rc::kSuccess
+             : Rc::kIllegalAddress;
+}
+
+}  // namespace
+
 void Run(FakeStream& stream, uint64_t upto) {
   while (stream.done < upto && !stream.queue.empty()) {
     const Operation operation = stream.queue.front();
@@ -362,7 +397,7 @@ void Run(FakeStream& stream, uint64_t upto) {
       rc = Store(gpu, operation.to, &operation.value, sizeof operation.value);
     } else {
       uint64_t word = 0;
-      rc = Fetch(gpu, &word, operation.from, sizeof word);
+      rc = LoadWord(gpu, operation.from, &word);
       if (rc == Rc::kSuccess) rc = Store(gpu, operation.to, &word, sizeof word);
     }
     // An address that the device may not reach ends its context.
@@ -400,6 +435,10 @@ uintptr_t TakeAddresses(uint64_t bytes, uint64_t alignment) {
   const uintptr_t end = start + bytes + alignment;
   if (end > at + bytes) ::munmap(reinterpret_cast<void*>(at + bytes), end - at - bytes);
   return at;
+}
+
+void FreeAddresses(uintptr_t at, uint64_t bytes) {
+  if (::munmap(reinterpret_cast<void*>(at), bytes) != 0) std::abort();
 }
 
 bool MapAt(uintptr_t at, uint64_t bytes, int fd) {

@@ -1,0 +1,153 @@
+#include "daemon/region/device_gpu.h"
+
+#include <utility>
+#include <vector>
+
+namespace modelhost {
+namespace {
+
+constexpr absl::Duration kTurnLook = absl::Milliseconds(20);
+// Of a check, for its turn: a GPU that is being filled is there.
+constexpr absl::Duration kCheckPatience = absl::Seconds(1);
+
+// Nothing is said of the copy by these.
+bool TellsNothing(const absl::Status& status) {
+  return status.ok() || absl::IsResourceExhausted(status) || absl::IsCancelled(status);
+}
+
+}  // namespace
+
+abi::DeviceMode DeviceModeOf(const std::string& name) {
+  if (name == "vmm_fd") return abi::DeviceMode::kVmmFd;
+  if (name == "host_direct") return abi::DeviceMode::kHostDirect;
+  if (name == "host_registered") return abi::DeviceMode::kHostRegistered;
+  if (name == "cuda_ipc") return abi::DeviceMode::kCudaIpc;
+  return abi::DeviceMode::kNone;
+}
+
+bool TakesDeviceMemory(abi::DeviceMode mode) {
+  return mode == abi::DeviceMode::kVmmFd || mode == abi::DeviceMode::kCudaIpc;
+}
+
+bool HasSegments(abi::DeviceMode mode) {
+  return TakesDeviceMemory(mode) || mode == abi::DeviceMode::kHostRegistered;
+}
+
+DeviceGpu::DeviceGpu(DeviceInfo info, std::unique_ptr<DeviceMemoryService> service)
+    : info_(std::move(info)), service_(std::move(service)), thread_("mh-gpu", 1) {
+  absl::MutexLock lock(&mutex_);
+  state_.report.info = info_;
+}
+
+DeviceGpu::State DeviceGpu::state() const {
+  absl::MutexLock lock(&mutex_);
+  return state_;
+}
+
+void DeviceGpu::MakePool(std::optional<uint64_t> budget_bytes) {
+  const State now = state();
+  // One that does not answer may hold copies once it does.
+  if (now.usable && !TakesDeviceMemory(now.mode)) return;
+  pool_ = std::make_unique<BudgetPool>(uuid(),
+                                       budget_bytes.value_or(now.report.info.total_bytes / 10 * 9));
+}
+
+void DeviceGpu::Look() {
+  auto report = service_->Report();
+  absl::MutexLock lock(&mutex_);
+  state_.usable = report.ok();
+  state_.problem = report.ok() ? "" : std::string(report.status().message());
+  if (!report.ok()) return;
+  state_.mode = DeviceModeOf(report->mode);
+  state_.report = *std::move(report);
+}
+
+DeviceGpu::Turn::~Turn() {
+  if (gpu_ == nullptr) return;
+  absl::MutexLock lock(&gpu_->mutex_);
+  gpu_->busy_ = false;
+}
+
+std::optional<DeviceGpu::Turn> DeviceGpu::TakeTurnWithin(absl::Duration patience) {
+  absl::MutexLock lock(&mutex_);
+  const auto free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !busy_; };
+  if (!mutex_.AwaitWithTimeout(absl::Condition(&free), patience)) return std::nullopt;
+  busy_ = true;
+  return Turn(this);
+}
+
+std::optional<DeviceGpu::Turn> DeviceGpu::TakeTurn(const CancelToken& cancel) {
+  while (!cancel.cancelled()) {
+    if (auto turn = TakeTurnWithin(kTurnLook)) return turn;
+  }
+  return std::nullopt;
+}
+
+void DeviceGpu::StartCheck(DeviceCache& cache) {
+  {
+    absl::MutexLock lock(&mutex_);
+    if (std::exchange(checking_, true)) return;
+  }
+  thread_.Post([this, &cache] {
+    Check(cache);
+    absl::MutexLock lock(&mutex_);
+    checking_ = false;
+  });
+}
+
+bool DeviceGpu::AwaitCheck(absl::Duration patience) {
+  absl::MutexLock lock(&mutex_);
+  const auto done = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !checking_; };
+  (void)mutex_.AwaitWithTimeout(absl::Condition(&done), patience);
+  return std::exchange(news_, false);
+}
+
+void DeviceGpu::Check(DeviceCache& cache) {
+  const std::vector<std::shared_ptr<const DeviceRegion>> copies = cache.On(uuid());
+  const auto turn = TakeTurnWithin(kCheckPatience);
+  if (!turn.has_value()) return;
+  if (copies.empty() && !state().usable) return Look();  // It may have come back.
+  for (const auto& copy : copies) {
+    if (!TakesDeviceMemory(copy->mode())) continue;
+    const absl::Status found = CheckCopy(*copy);
+    if (absl::IsDataLoss(found) || absl::IsNotFound(found)) {
+      MarkLost(cache, *copy);  // Of the device nothing bad is known.
+      continue;
+    }
+    if (TellsNothing(found)) {
+      if (found.ok()) SetUsable(found);
+      continue;
+    }
+    // The GPU itself is gone, and with it all that was on it.
+    SetUsable(found);
+    for (const auto& other : copies) {
+      if (TakesDeviceMemory(other->mode())) MarkLost(cache, *other);
+    }
+    return;
+  }
+}
+
+// An agent that died or lost its context is a reason to ask another one, once.
+absl::Status DeviceGpu::CheckCopy(const DeviceRegion& copy) {
+  for (const DeviceSegment& segment : copy.segments()) {
+    absl::Status found = service_->Check(segment);
+    if (!TellsNothing(found)) found = service_->Check(segment);
+    if (!found.ok()) return found;
+  }
+  return absl::OkStatus();
+}
+
+void DeviceGpu::MarkLost(DeviceCache& cache, const DeviceRegion& copy) {
+  if (!cache.MarkLost(copy)) return;
+  absl::MutexLock lock(&mutex_);
+  ++state_.lost;
+  news_ = true;
+}
+
+void DeviceGpu::SetUsable(const absl::Status& status) {
+  absl::MutexLock lock(&mutex_);
+  state_.usable = status.ok();
+  state_.problem = std::string(status.message());
+}
+
+}  // namespace modelhost

@@ -1,0 +1,215 @@
+// The copies on GPUs, as the books see them: what they take of which budget, who is given them, and
+// what happens when a GPU is lost. The copies themselves are the loader's (region/device_tier.h).
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/cord.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "daemon/registry/manager_impl.h"
+
+namespace modelhost {
+namespace {
+
+// Of a refusal that no waiting cures.
+constexpr char kNeverUrl[] = "modelhost/no_device_copy";
+
+size_t PoolNumber(const std::vector<BudgetPool*>& pools, const std::string& name) {
+  for (size_t i = 0; i < pools.size(); ++i) {
+    if (pools[i]->name() == name) return i;
+  }
+  return pools.size();
+}
+
+// A copy that host pages stand for (host_registered) is booked there.
+size_t PoolOf(const std::vector<BudgetPool*>& pools, const DeviceRegion& region) {
+  return region.mode() == abi::DeviceMode::kHostRegistered ? 0
+                                                           : PoolNumber(pools, region.key().gpu);
+}
+
+}  // namespace
+
+std::vector<BudgetPool*> ModelManager::Impl::Pools() const {
+  std::vector<BudgetPool*> pools{&deps.host, &deps.memlock};
+  if (deps.devices != nullptr) {
+    for (BudgetPool* pool : deps.devices->Pools()) pools.push_back(pool);
+  }
+  return pools;
+}
+
+void ModelManager::Impl::AddDeviceRegions(const ResidentVersion& resident,
+                                          std::vector<RegionBytes>& regions) const {
+  if (resident.devices.empty()) return;
+  const std::vector<BudgetPool*> pools = Pools();
+  for (const DeviceImage& image : resident.devices) {
+    for (const auto& region : image.regions) {
+      PoolBytes bytes(pools.size(), 0);
+      if (const size_t pool = PoolOf(pools, *region); pool < pools.size()) {
+        bytes[pool] = region->booked_bytes();
+      }
+      regions.push_back({{region->planned(), Residency::kMapped}, std::move(bytes)});
+    }
+  }
+}
+
+void ModelManager::Impl::AddDeviceWant(const VersionRecord& record, WantedVersion& want) {
+  const DevicePolicy& policy = PolicyOf(record.key.model).device;
+  if (!policy.wanted || deps.devices == nullptr || record.manifest == nullptr) return;
+  const std::vector<BudgetPool*> pools = Pools();
+  const std::string text = DevicePolicyText(policy);
+  const std::vector<std::string> gpus = deps.devices->GpusOf(policy);
+  if (!gpus.empty()) {  // The ring, while the copies are made.
+    want.unnamed.assign(pools.size(), 0);
+    want.unnamed.front() = deps.devices->ring_bytes();
+  }
+  for (const std::string& gpu : gpus) {
+    const size_t pool = PoolNumber(pools, gpu);
+    if (pool == pools.size()) continue;
+    for (const ManifestFile& file : record.manifest->files) {
+      if (!LooksLikeWeights(file.path)) continue;
+      // What a pattern picks is known once the file was parsed: the load then asks for it.
+      PoolBytes bytes(pools.size(), 0);
+      if (policy.tensors.empty()) bytes[pool] = file.bytes;
+      want.regions.push_back(
+          {{PlannedDeviceId(gpu, file.sha256, text), Residency::kMapped}, std::move(bytes)});
+    }
+  }
+}
+
+bool ModelManager::Impl::SetDeviceResidency(VersionRecord& record, DeviceResidency to) {
+  const DeviceResidency from = record.device_residency;
+  if (from == to) return true;
+  // What other versions had there already was not copied for this one.
+  if (to == DeviceResidency::kResident && from != DeviceResidency::kCopying &&
+      !SetDeviceResidency(record, DeviceResidency::kCopying)) {
+    return false;
+  }
+  return Took(record, "device residency", DeviceResidencyName(record.device_residency),
+              DeviceResidencyName(to), record.SetDeviceResidency(to));
+}
+
+DeviceResidency ModelManager::Impl::DeviceResidencyOf(const ResidentVersion& resident) {
+  if (resident.devices.empty()) return DeviceResidency::kNone;
+  const bool lost = std::ranges::any_of(resident.devices, &DeviceImage::lost);
+  return lost ? DeviceResidency::kLost : DeviceResidency::kResident;
+}
+
+absl::StatusOr<const DeviceImage*> ModelManager::Impl::DeviceFor(const VersionRecord& record,
+                                                                 const AcquireRef& ref) const {
+  if (ref.device == AcquireRef::Device::kNone) return nullptr;
+  const DeviceImage* image = record.resident->DeviceOf(ref.gpu);
+  if (image != nullptr && !image->lost()) return image;
+  if (ref.device == AcquireRef::Device::kIfAny) return nullptr;
+  if (image != nullptr) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(record.key.ToString(), ": its copy on ", ref.gpu,
+                     " was lost with the GPU and is being made again (wait for it)"));
+  }
+  const auto book = models.find(record.key.model);
+  std::string why;
+  if (book == models.end() || !book->second.policy.device.wanted) {
+    why = "its policy keeps it on the host (set device = \"all\" for the model, and load it again)";
+  } else if (!record.resident->devices.empty()) {
+    std::vector<std::string> gpus;
+    for (const DeviceImage& other : record.resident->devices) gpus.push_back(other.gpu);
+    why = absl::StrCat("it is on ", absl::StrJoin(gpus, ", "), " (run there, or set its device)");
+  } else {
+    why =
+        "it was loaded without one (`modelctl status` says what the GPUs of this machine can do, "
+        "`modelctl describe` how it was loaded; unload it and load it again)";
+  }
+  absl::Status refused = absl::FailedPreconditionError(
+      absl::StrCat(record.key.ToString(), ": no copy on ", ref.gpu, ": ", why));
+  refused.SetPayload(kNeverUrl, absl::Cord());
+  return refused;
+}
+
+bool ModelManager::Impl::NeverOnDevice(const absl::Status& status) {
+  return status.GetPayload(kNeverUrl).has_value();
+}
+
+const char* ModelManager::Impl::DeviceTransport(abi::DeviceMode mode) {
+  switch (mode) {
+    case abi::DeviceMode::kVmmFd:
+      return "device_vmm_fd";
+    case abi::DeviceMode::kHostDirect:
+      return "device_host_direct";
+    case abi::DeviceMode::kHostRegistered:
+      return "device_host_registered";
+    case abi::DeviceMode::kCudaIpc:
+      return "device_cuda_ipc";
+    case abi::DeviceMode::kNone:
+      break;
+  }
+  return "device_none";
+}
+
+// The client keeps device memory mapped after the daemon let go of the version: it stays booked
+// until the lease ends.
+void ModelManager::Impl::KeepForReleased(const VersionKey& key, const ResidentVersion& resident) {
+  leases.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const void> {
+    const DeviceImage* image = gpu.empty() ? nullptr : resident.DeviceOf(gpu);
+    if (image == nullptr || image->regions.empty()) return nullptr;
+    return std::make_shared<const DeviceImage>(*image);
+  });
+}
+
+void ModelManager::Impl::ScheduleDeviceCheck() {
+  if (deps.devices == nullptr) return;
+  device_timer = deps.loop.PostDelayed(options.device_check_interval, [this] {
+    device_timer = 0;
+    const bool any = std::ranges::any_of(versions, [](const auto& entry) {
+      return entry.second.resident != nullptr && !entry.second.resident->devices.empty();
+    });
+    if (!any) return ScheduleDeviceCheck();
+    OnShortPool([this] { return deps.devices->CheckCopies(); },
+                [this](bool /*lost*/) {
+                  if (stopping) return;
+                  TakeLostDevices();
+                  ScheduleDeviceCheck();
+                });
+  });
+}
+
+// Also those whose copy could not be made again the last time.
+void ModelManager::Impl::TakeLostDevices() {
+  for (auto& [key, record] : versions) {
+    if (record.resident == nullptr ||
+        DeviceResidencyOf(*record.resident) != DeviceResidency::kLost) {
+      continue;
+    }
+    if (record.device_residency == DeviceResidency::kResident) {
+      std::vector<std::string> lost;
+      for (const DeviceImage& image : record.resident->devices) {
+        if (image.lost()) lost.push_back(image.gpu);
+      }
+      SetDeviceResidency(record, DeviceResidency::kLost);
+      Note(key, "device lost", absl::StrCat("its copy on ", absl::StrJoin(lost, ", ")));
+      Tell([&](Observer& observer) { observer.OnDeviceLost(key, lost); });
+      Changed(record);
+    }
+    if (record.phase == Phase::kReady && record.reload == nullptr) StartReload(record);
+  }
+}
+
+// Who has the lost copy mapped must come for the new one: the labels get another generation.
+void ModelManager::Impl::RenewLabels(const VersionKey& key) {
+  LabelTransaction transaction;
+  for (const std::string& label : LabelsOf(key)) {
+    if (withdrawn.contains({key.model, label})) continue;
+    LabelTransaction::Move& move = transaction.moves.emplace_back();
+    move.model = key.model;
+    move.label = label;
+    move.to = key.version;
+    move.if_current = key.version;
+    move.record_previous = false;
+    move.renew = true;
+  }
+  if (transaction.moves.empty()) return;
+  transaction.done = [this, key](const absl::StatusOr<LabelTransaction::Done>& done) {
+    if (!done.ok()) Note(key, "label", std::string(done.status().message()));
+  };
+  Enqueue(std::move(transaction));
+}
+
+}  // namespace modelhost
