@@ -20,6 +20,7 @@ class RedeemTest : public BrokerFixture {
  protected:
   // A session as a stream has one, with a lease on planner:stable.
   void Hold(uint32_t uid = ::geteuid()) {
+    Connect();  // Until the loop answers, this thread counts as its own.
     ASSERT_TRUE(Eventually([&] {
       const auto version = manager_->Version({"planner", 7});
       return version.ok() && version->phase == Phase::kReady;

@@ -8,7 +8,7 @@
 
 namespace modelhost {
 
-absl::StatusOr<IndexTables> IndexTables::Map(const SealedRegion& index) {
+absl::StatusOr<FlatIndex> FlatIndex::Map(const SealedRegion& index) {
   auto mapping = ReadOnlyMapping::MapSealed(index.fd, index.bytes, Align::kPage);
   if (!mapping.ok()) return ToStatus(mapping.error(), "version index");
   auto view = Read(mapping->bytes());
@@ -16,8 +16,8 @@ absl::StatusOr<IndexTables> IndexTables::Map(const SealedRegion& index) {
   return view;
 }
 
-absl::StatusOr<IndexTables> IndexTables::Read(std::span<const std::byte> bytes) {
-  IndexTables view;
+absl::StatusOr<FlatIndex> FlatIndex::Read(std::span<const std::byte> bytes) {
+  FlatIndex view;
   view.bytes_ = bytes;
   if (bytes.size() < sizeof(abi::IndexHeader) || !abi::IndexFits(view.header(), bytes.size())) {
     return absl::DataLossError(absl::StrCat("version index of ", bytes.size(),
@@ -26,27 +26,27 @@ absl::StatusOr<IndexTables> IndexTables::Read(std::span<const std::byte> bytes) 
   return view;
 }
 
-absl::Status IndexTables::Broken(std::string_view what, uint64_t number) const {
+absl::Status FlatIndex::Broken(std::string_view what, uint64_t number) const {
   return absl::DataLossError(
       absl::StrCat("version index: ", absl::string_view(what.data(), what.size()), " ", number,
                    " points outside of it"));
 }
 
-absl::StatusOr<std::string_view> IndexTables::Text(const abi::StringRef& ref) const {
+absl::StatusOr<std::string_view> FlatIndex::Text(const abi::StringRef& ref) const {
   if (ref.length == 0) return std::string_view();
   const uint64_t end = uint64_t{ref.offset} + ref.length;
   if (end >= header().strings.count) return Broken("the text at", ref.offset);
   return std::string_view(&At<char>(header().strings, ref.offset), ref.length);
 }
 
-absl::StatusOr<std::span<const int64_t>> IndexTables::Dims(uint32_t first, uint16_t rank) const {
+absl::StatusOr<std::span<const int64_t>> FlatIndex::Dims(uint32_t first, uint16_t rank) const {
   if (rank == 0) return std::span<const int64_t>();
   if (uint64_t{first} + rank > header().dims.count) return Broken("the shape at", first);
   return std::span(&At<int64_t>(header().dims, first), rank);
 }
 
-absl::StatusOr<IndexTables::Pair> IndexTables::PairOf(const abi::StringRef& first,
-                                                      const abi::StringRef& second) const {
+absl::StatusOr<FlatIndex::Pair> FlatIndex::PairOf(const abi::StringRef& first,
+                                                  const abi::StringRef& second) const {
   const auto one = Text(first);
   if (!one.ok()) return one.status();
   const auto two = Text(second);
@@ -54,13 +54,13 @@ absl::StatusOr<IndexTables::Pair> IndexTables::PairOf(const abi::StringRef& firs
   return Pair{*one, *two};
 }
 
-IndexTables::Region IndexTables::RegionAt(uint64_t number) const {
+FlatIndex::Region FlatIndex::RegionAt(uint64_t number) const {
   const auto& entry = At<abi::RegionEntry>(header().regions, number);
   return {entry.bytes, entry.digest, entry.kind == static_cast<uint32_t>(abi::RegionKind::kSealed),
           entry.eager != 0};
 }
 
-absl::StatusOr<IndexTables::File> IndexTables::FileAt(uint64_t number) const {
+absl::StatusOr<FlatIndex::File> FlatIndex::FileAt(uint64_t number) const {
   const auto& entry = At<abi::FileEntry>(header().files, number);
   const auto texts = PairOf(entry.path, entry.role);
   if (!texts.ok()) return texts.status();
@@ -68,22 +68,22 @@ absl::StatusOr<IndexTables::File> IndexTables::FileAt(uint64_t number) const {
   return File{texts->first, texts->second, entry.bytes, entry.digest, entry.region};
 }
 
-absl::StatusOr<IndexTables::Pair> IndexTables::ComponentAt(uint64_t number) const {
+absl::StatusOr<FlatIndex::Pair> FlatIndex::ComponentAt(uint64_t number) const {
   const auto& entry = At<abi::ComponentEntry>(header().components, number);
   return PairOf(entry.name, entry.format);
 }
 
-absl::StatusOr<IndexTables::Pair> IndexTables::MetadataAt(uint64_t number) const {
+absl::StatusOr<FlatIndex::Pair> FlatIndex::MetadataAt(uint64_t number) const {
   const auto& entry = At<abi::MetadataEntry>(header().metadata, number);
   return PairOf(entry.key, entry.value);
 }
 
-IndexTables::Segment IndexTables::SegmentAt(uint64_t number) const {
+FlatIndex::Segment FlatIndex::SegmentAt(uint64_t number) const {
   const auto& entry = At<abi::DeviceSegmentEntry>(header().device_segments, number);
   return {entry.bytes, entry.region};
 }
 
-absl::StatusOr<IndexTables::Tensor> IndexTables::TensorAt(uint64_t number) const {
+absl::StatusOr<FlatIndex::Tensor> FlatIndex::TensorAt(uint64_t number) const {
   const auto& entry = At<abi::TensorEntry>(header().tensors, number);
   const auto texts = PairOf(entry.name, entry.reason);
   if (!texts.ok()) return texts.status();

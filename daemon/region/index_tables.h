@@ -18,7 +18,7 @@
 
 namespace modelhost {
 
-class IndexTables {
+class FlatIndex {
  public:
   struct Region {
     uint64_t bytes = 0;
@@ -62,9 +62,9 @@ class IndexTables {
   };
 
   // The caller may drop `index` afterwards.
-  static absl::StatusOr<IndexTables> Map(const SealedRegion& index);
+  static absl::StatusOr<FlatIndex> Map(const SealedRegion& index);
   // Of bytes that outlive the view.
-  static absl::StatusOr<IndexTables> Read(std::span<const std::byte> bytes);
+  static absl::StatusOr<FlatIndex> Read(std::span<const std::byte> bytes);
 
   std::string_view model() const { return header().model; }
   uint64_t version() const { return header().version; }
@@ -87,7 +87,7 @@ class IndexTables {
   absl::StatusOr<Tensor> TensorAt(uint64_t number) const;
 
  private:
-  IndexTables() = default;
+  FlatIndex() = default;
   const abi::IndexHeader& header() const {
     return *reinterpret_cast<const abi::IndexHeader*>(bytes_.data());
   }

@@ -17,7 +17,7 @@ void Touch(const Bytes& bytes) {
   (void)sink;
 }
 
-void Walk(const IndexTables& tables) {
+void Walk(const FlatIndex& tables) {
   Touch(tables.model());
   Touch(tables.digest());
   if (const auto format = tables.format(); format.ok()) Touch(*format);
@@ -65,7 +65,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     header.index_bytes = size;
     std::memcpy(copy.data(), &header, sizeof(header));
   }
-  const auto tables = modelhost::IndexTables::Read(std::as_bytes(std::span(copy)));
+  const auto tables = modelhost::FlatIndex::Read(std::as_bytes(std::span(copy)));
   if (tables.ok()) modelhost::Walk(*tables);
   return 0;
 }

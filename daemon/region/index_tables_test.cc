@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <functional>
 #include <string>
 
 #include "tests/fakes/hand_index.h"
@@ -23,7 +24,7 @@ HandIndex Sample() {
   index.files.push_back({index.Text("model.safetensors"), index.Text("weights"), 100, {1}, 0, 0});
   index.components.push_back({index.Text("main"), index.Text("safetensors")});
   index.AddMetadata("author", "me");
-  index.segments.push_back({64, 0});
+  index.segments.push_back({64, 0, 0});
   index.Add("a", 0, 60);
   abi::TensorEntry& b = index.Add("b", 60, 40);
   b.flags |= abi::kTensorStrided | abi::kTensorOnDevice;
@@ -37,15 +38,15 @@ absl::Status BrokenTensor(const std::function<void(abi::TensorEntry&)>& breaks) 
   HandIndex index = Sample();
   breaks(index.tensors[1]);
   const std::vector<std::byte> bytes = index.Bytes();
-  const auto tables = IndexTables::Read(bytes);
+  const auto tables = FlatIndex::Read(bytes);
   EXPECT_TRUE(tables.ok()) << tables.status();
   return tables.ok() ? tables->TensorAt(1).status() : tables.status();
 }
 
-TEST(IndexTables, EveryTableIsReadBack) {
+TEST(FlatIndex, EveryTableIsReadBack) {
   const auto sealed = Sample().Seal();
   ASSERT_TRUE(sealed.ok());
-  const auto tables = IndexTables::Map(*sealed);
+  const auto tables = FlatIndex::Map(*sealed);
   ASSERT_TRUE(tables.ok()) << tables.status();
   EXPECT_EQ(tables->model(), "planner");
   EXPECT_EQ(tables->version(), 7U);
@@ -75,16 +76,15 @@ TEST(IndexTables, EveryTableIsReadBack) {
   EXPECT_EQ(b->segment_offset, 16U);
 }
 
-TEST(IndexTables, BytesThatAreNoIndexAreRefused) {
+TEST(FlatIndex, BytesThatAreNoIndexAreRefused) {
   std::vector<std::byte> bytes = Sample().Bytes();
-  EXPECT_TRUE(absl::IsDataLoss(IndexTables::Read(std::span(bytes).first(100)).status()));
-  EXPECT_TRUE(
-      absl::IsDataLoss(IndexTables::Read(std::span(bytes).first(bytes.size() - 8)).status()));
+  EXPECT_TRUE(absl::IsDataLoss(FlatIndex::Read(std::span(bytes).first(100)).status()));
+  EXPECT_TRUE(absl::IsDataLoss(FlatIndex::Read(std::span(bytes).first(bytes.size() - 8)).status()));
   bytes[0] ^= std::byte{1};
-  EXPECT_TRUE(absl::IsDataLoss(IndexTables::Read(bytes).status()));
+  EXPECT_TRUE(absl::IsDataLoss(FlatIndex::Read(bytes).status()));
 }
 
-TEST(IndexTables, NumbersThatLeadOutsideAreErrors) {
+TEST(FlatIndex, NumbersThatLeadOutsideAreErrors) {
   EXPECT_TRUE(BrokenTensor([](abi::TensorEntry&) {}).ok());
   EXPECT_THAT(std::string(BrokenTensor([](auto& entry) { entry.name.length = 9999; }).message()),
               HasSubstr("the text at"));

@@ -17,7 +17,7 @@ std::string DigestText(std::span<const uint8_t> digest) {
 
 }  // namespace
 
-IndexPages::IndexPages(const IndexTables& index, uint32_t most_tensors)
+IndexPages::IndexPages(const FlatIndex& index, uint32_t most_tensors)
     : index_(index), most_tensors_(most_tensors == 0 ? UINT64_MAX : most_tensors) {}
 
 uint64_t IndexPages::CountOf(Table table) const {
@@ -75,7 +75,7 @@ absl::Status IndexPages::Add(v1::IndexPage* page) {
       break;
     }
     case Table::kRegions: {
-      const IndexTables::Region region = index_.RegionAt(number_);
+      const FlatIndex::Region region = index_.RegionAt(number_);
       v1::IndexRegion* added = page->add_regions();
       added->set_bytes(region.bytes);
       added->set_sha256(DigestText(region.digest));
@@ -108,7 +108,7 @@ absl::Status IndexPages::Add(v1::IndexPage* page) {
     case Table::kMetadata:
       return AddMetadata(page);
     case Table::kSegments: {
-      const IndexTables::Segment segment = index_.SegmentAt(number_);
+      const FlatIndex::Segment segment = index_.SegmentAt(number_);
       v1::IndexSegment* added = page->add_segments();
       added->set_bytes(segment.bytes);
       added->set_region(segment.region);

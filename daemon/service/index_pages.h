@@ -19,7 +19,7 @@ class IndexPages {
   static constexpr size_t kPageBytes = size_t{256} << 10;
 
   // `most_tensors` in one page; 0: as many as fit. `index` outlives it.
-  IndexPages(const IndexTables& index, uint32_t most_tensors);
+  IndexPages(const FlatIndex& index, uint32_t most_tensors);
 
   // False: there are no more. The first page always is one.
   absl::StatusOr<bool> Next(v1::IndexPage* page);
@@ -34,7 +34,7 @@ class IndexPages {
   // To the next entry, or the first of the next table.
   void Step();
 
-  const IndexTables& index_;
+  const FlatIndex& index_;
   const uint64_t most_tensors_;
   Table table_ = Table::kHead;
   uint64_t number_ = 0;    // In the table.

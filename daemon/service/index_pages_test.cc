@@ -26,7 +26,7 @@ HandIndex SmallModel(int tensors) {
 
 std::vector<v1::IndexPage> PagesOf(HandIndex index, uint32_t most_tensors = 0) {
   const std::vector<std::byte> bytes = index.Bytes();
-  const auto tables = IndexTables::Read(bytes);
+  const auto tables = FlatIndex::Read(bytes);
   EXPECT_TRUE(tables.ok()) << tables.status();
   std::vector<v1::IndexPage> all;
   if (!tables.ok()) return all;
@@ -107,7 +107,7 @@ TEST(IndexPages, ABrokenIndexEndsWithAnError) {
   HandIndex index = SmallModel(3);
   index.tensors[2].name.length = 1 << 20;
   const std::vector<std::byte> bytes = index.Bytes();
-  const auto tables = IndexTables::Read(bytes);
+  const auto tables = FlatIndex::Read(bytes);
   ASSERT_TRUE(tables.ok());
   IndexPages pages(*tables, 0);
   v1::IndexPage page;

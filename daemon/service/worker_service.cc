@@ -77,7 +77,7 @@ class WorkerService::Stream final
   }
   void OnDone() override {
     { absl::MutexLock lock(&mutex_); }
-    delete this;
+    delete this;  // lint: allow(naked-new) gRPC's last call: a reactor ends itself
   }
 
   template <typename Call>
@@ -98,7 +98,8 @@ class WorkerService::Stream final
 
 grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* WorkerService::Session(
     grpc::CallbackServerContext* context) {
-  auto* stream = new Stream(deps_.loop, deps_.sessions, next_key_++);  // Deletes itself.
+  // lint: allow(naked-new) it ends itself (OnDone)
+  auto* stream = new Stream(deps_.loop, deps_.sessions, next_key_++);
   auto peer = deps_.admission.PeerOf(*context, "Session");
   deps_.loop.Post([this, context, stream, peer = std::move(peer)] {
     if (peer.ok()) {
@@ -195,7 +196,7 @@ grpc::Status WorkerService::GetIndex(grpc::ServerContext* context,
             found->version.key.ToString(), "`)")),
         about);
   }
-  const auto index = IndexTables::Map(found->version.resident->index);
+  const auto index = FlatIndex::Map(found->version.resident->index);
   found->version.resident.reset();  // The reader may be slow; the weights need not wait for it.
   if (!index.ok()) return ToGrpcStatus(index.status(), about);
   IndexPages pages(*index, request->page_tensors());

@@ -39,6 +39,7 @@ class WorkerService final : public v1::Worker::WithCallbackMethod_Session<v1::Wo
   // Tells every stream that the daemon stops, and ends it. Not on the loop's thread.
   void EndSessions();
 
+  using v1::Worker::WithCallbackMethod_Session<v1::Worker::Service>::Session;
   grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(
       grpc::CallbackServerContext* context) override;
   grpc::Status Resolve(grpc::ServerContext* context, const v1::ResolveRequest* request,

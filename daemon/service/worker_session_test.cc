@@ -183,7 +183,7 @@ TEST_F(WorkerSessionTest, ErrorsSayWhatTheyAre) {
 TEST_F(WorkerSessionTest, AMoveOfALabelIsToldToWhoHoldsItAndOnlyTheLast) {
   Begin();
   Ask(AcquireOf(1));
-  OnLoop([&] { stream_.writing = true; });  // A reader that does not read.
+  Send(AcquireOf(2));  // Nobody takes the answer.
   Swap(2);
   Swap(1);
   Swap(2);
