@@ -55,7 +55,7 @@ class OneCopy(DeviceCase):
         lease = self.json("leases")["items"][0]
         self.assertEqual((lease["gpu"], lease["transport"]), (uuid, "device_vmm_fd"))
         self.assertIn(uuid, self.ctl("status").out)
-        self.assertIn("vmm_fd", self.ctl("doctor", expect=None).out)
+        self.assertRegex(self.ctl("doctor", expect=None).out, uuid + r".*driver \d.*vmm_fd")
 
     def ctl(self, *arguments, expect=0, **options):
         if expect is None:
