@@ -117,6 +117,8 @@ TEST(ConfigTest, UnknownKeysNameFileLineAndKey) {
   EXPECT_THAT(ErrorOf("\n\n[memroy]\n"), HasSubstr("modelhostd.toml:3: key 'memroy': unknown"));
   EXPECT_THAT(ErrorOf("[[models]]\nname = \"a\"\nresidence = \"warm\"\n"),
               HasSubstr("modelhostd.toml:3: key 'models.residence': unknown"));
+  EXPECT_THAT(ErrorOf("[[models]]\nname = \"a\"\ndevice = { tensors = [\"[\"] }\n"),
+              HasSubstr("modelhostd.toml:3: key 'models.device.tensors': '[': not a regular"));
 }
 
 TEST(ConfigTest, WrongTypesAndValuesSayWhatIsExpected) {

@@ -182,6 +182,7 @@ int Main(int argc, char** argv) {
   options.runtime_dir = runtime.empty() ? RuntimeDir() : runtime;
   options.program_dir = ProgramDir();
   // Opened once: an upgrade that replaces it under a running daemon changes nothing.
+  // lint: allow(open) there is no Os yet
   options.program = UniqueFd(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
   options.metrics_listen = metrics.empty() ? options.config.metrics.listen : metrics;
   options.metrics_required = !metrics.empty() || options.config.metrics.given;

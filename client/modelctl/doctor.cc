@@ -235,7 +235,7 @@ Check CheckFolios(const std::string& path) {
           absl::StrFormat("file system type 0x%x at %s: not known", info.f_type, path), advice};
 }
 
-Check CheckGpu(const DaemonStatus& daemon) {
+std::vector<Check> CheckGpus(const DaemonStatus& daemon) {
   const std::string driver = ReadText("/proc/driver/nvidia/version");
   std::string finding = "no NVIDIA driver";
   if (!driver.empty()) {
@@ -243,13 +243,37 @@ Check CheckGpu(const DaemonStatus& daemon) {
   } else if (::access("/dev/nvidiactl", F_OK) == 0 || ::access("/dev/nvmap", F_OK) == 0) {
     finding = "NVIDIA device files are there";
   }
-  if (daemon.has_value() && !daemon->device_mode().empty()) {
-    absl::StrAppend(&finding, "; mode ", daemon->device_mode());
-    if (!daemon->device_reason().empty()) {
-      absl::StrAppend(&finding, ": ", daemon->device_reason());
+  std::vector<Check> checks;
+  if (!daemon.has_value() || daemon->devices().empty()) {
+    if (daemon.has_value() && !daemon->device_mode().empty()) {
+      absl::StrAppend(&finding, "; mode ", daemon->device_mode());
+      if (!daemon->device_reason().empty()) {
+        absl::StrAppend(&finding, ": ", daemon->device_reason());
+      }
+    }
+    checks.push_back({"gpu", Verdict::kOk, finding, ""});
+    return checks;
+  }
+  for (const v1::DeviceStatus& gpu : daemon->devices()) {
+    const std::string what =
+        absl::StrCat(gpu.uuid(), ", ", gpu.name(), ", driver ", gpu.driver(), ": ");
+    if (!gpu.usable()) {
+      checks.push_back(
+          {"gpu", Verdict::kFail, absl::StrCat(what, "does not answer: ", gpu.problem()),
+           "nvidia-smi and the kernel's log say why; the daemon looks again by itself"});
+    } else if (gpu.mode() == "host_only") {
+      checks.push_back(
+          {"gpu", Verdict::kWarn, absl::StrCat(what, "host_only: ", gpu.reason()),
+           "models stay in host memory there; docs/device.md has what each mode needs"});
+    } else if (!gpu.limits().empty()) {
+      checks.push_back({"gpu", Verdict::kWarn, absl::StrCat(what, gpu.mode(), ": ", gpu.reason()),
+                        gpu.limits()});
+    } else {
+      checks.push_back(
+          {"gpu", Verdict::kOk, absl::StrCat(what, gpu.mode(), ": ", gpu.reason()), ""});
     }
   }
-  return {"gpu", Verdict::kOk, finding, ""};
+  return checks;
 }
 
 }  // namespace modelhost::modelctl

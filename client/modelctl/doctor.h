@@ -36,7 +36,8 @@ Check CheckFolios(const std::string& path);
 // Reads at most 64 MiB past the page cache, from a store file if one can be opened, else from a
 // temporary file of its own.
 Check CheckDisk(const std::string& store);
-Check CheckGpu(const DaemonStatus& daemon);
+// One for each GPU that the daemon knows; one that says why there is none.
+std::vector<Check> CheckGpus(const DaemonStatus& daemon);
 
 // Parses "6.1.0-18-amd64". {0, 0} when it is no such text.
 std::pair<int, int> ParseKernelRelease(absl::string_view release);

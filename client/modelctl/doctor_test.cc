@@ -26,9 +26,10 @@ TEST(DoctorTest, SealingIsReallyTried) {
 }
 
 TEST(DoctorTest, WhatIsNotWellComesWithAdvice) {
-  for (const Check& check : {CheckKernel(), CheckPopulate(), CheckSealing(),
-                             CheckMemlock(std::nullopt), CheckFileLimit(), CheckShmemHugePages(),
-                             CheckFolios("/"), CheckFolios("/nowhere"), CheckGpu(std::nullopt)}) {
+  for (const Check& check :
+       {CheckKernel(), CheckPopulate(), CheckSealing(), CheckMemlock(std::nullopt),
+        CheckFileLimit(), CheckShmemHugePages(), CheckFolios("/"), CheckFolios("/nowhere"),
+        CheckGpus(std::nullopt).front()}) {
     EXPECT_FALSE(check.finding.empty()) << check.name;
     EXPECT_EQ(check.verdict == Verdict::kOk, check.advice.empty()) << check.name;
   }
@@ -50,8 +51,36 @@ TEST(DoctorTest, TheDevicesModeIsTheDaemonsWord) {
   v1::GetStatusResponse status;
   status.set_device_mode("host_only");
   status.set_device_reason("this build has no device tier");
-  EXPECT_NE(CheckGpu(status).finding.find("mode host_only: this build has no device tier"),
+  EXPECT_NE(CheckGpus(status).front().finding.find("mode host_only: this build has no device tier"),
             std::string::npos);
+}
+
+TEST(DoctorTest, EachGpuHasAVerdictOfItsOwn) {
+  v1::GetStatusResponse status;
+  const auto add = [&](const char* uuid, const char* mode, bool usable, const char* limits) {
+    v1::DeviceStatus* gpu = status.add_devices();
+    gpu->set_uuid(uuid);
+    gpu->set_name("Orin");
+    gpu->set_driver("12.4");
+    gpu->set_mode(mode);
+    gpu->set_reason("so it is");
+    gpu->set_usable(usable);
+    gpu->set_problem(usable ? "" : "fell off the bus");
+    gpu->set_limits(limits);
+  };
+  add("GPU-1", "vmm_fd", true, "");
+  add("GPU-2", "cuda_ipc", true, "unprotected");
+  add("GPU-3", "host_only", true, "");
+  add("GPU-4", "vmm_fd", false, "");
+  const std::vector<Check> checks = CheckGpus(status);
+  ASSERT_EQ(checks.size(), 4U);
+  EXPECT_EQ(checks[0].verdict, Verdict::kOk);
+  EXPECT_EQ(checks[0].finding, "GPU-1, Orin, driver 12.4: vmm_fd: so it is");
+  EXPECT_EQ(checks[1].verdict, Verdict::kWarn);
+  EXPECT_EQ(checks[1].advice, "unprotected");
+  EXPECT_EQ(checks[2].verdict, Verdict::kWarn);
+  EXPECT_EQ(checks[3].verdict, Verdict::kFail);
+  EXPECT_NE(checks[3].finding.find("fell off the bus"), std::string::npos);
 }
 
 }  // namespace

@@ -103,7 +103,7 @@ Exit Doctor(Context& context) {
   checks.push_back(CheckHandles(context, daemon));
   if (daemon.has_value()) checks.push_back(CheckDaemon(*daemon));
   checks.push_back(CheckDisk(store));
-  checks.push_back(CheckGpu(daemon));
+  for (Check& check : CheckGpus(daemon)) checks.push_back(std::move(check));
 
   Verdict worst = Verdict::kOk;
   for (const Check& check : checks) worst = std::max(worst, check.verdict);

@@ -117,7 +117,7 @@ const char* mh_handle_gpu(const mh_handle* handle) {
 
 const char* mh_handle_device_mode(const mh_handle* handle) {
   const modelhost::CudaImage* image = handle->model->image();
-  return modelhost::DeviceModeName(image == nullptr ? modelhost::abi::DeviceMode::kNone
+  return modelhost::DeviceModeText(image == nullptr ? modelhost::abi::DeviceMode::kNone
                                                     : image->mode());
 }
 

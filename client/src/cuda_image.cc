@@ -12,7 +12,7 @@ Error NotAsSaid(const std::string& what, const std::string& why) {
 
 }  // namespace
 
-const char* DeviceModeName(abi::DeviceMode mode) {
+const char* DeviceModeText(abi::DeviceMode mode) {
   switch (mode) {
     case abi::DeviceMode::kNone:
       return "none";
@@ -226,7 +226,7 @@ Result<void> CudaImage::MapAt(std::shared_ptr<const CudaPlaces> places) {
                  name_ +
                      ": only device memory by descriptor (vmm_fd) can be had at the same "
                      "addresses, and this is " +
-                     DeviceModeName(mode_),
+                     DeviceModeText(mode_),
                  0};
   }
   std::vector<cuda::Range> at;

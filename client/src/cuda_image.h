@@ -35,7 +35,7 @@ struct DeviceGrant {
 };
 
 // "vmm_fd", "none", ...
-const char* DeviceModeName(abi::DeviceMode mode);
+const char* DeviceModeText(abi::DeviceMode mode);
 
 // Device addresses, reserved for segments of fixed sizes, that images take in turn.
 class CudaPlaces {

@@ -40,7 +40,7 @@ std::string FirstDifference(const Model& before, const Model& after) {
   const std::vector<uint64_t>& old_segments = before.image()->segment_bytes();
   const std::vector<uint64_t>& new_segments = after.image()->segment_bytes();
   if (after.image()->mode() != before.image()->mode()) {
-    return std::string("its device memory is ") + DeviceModeName(after.image()->mode());
+    return std::string("its device memory is ") + DeviceModeText(after.image()->mode());
   }
   if (old_segments.size() != new_segments.size()) {
     return std::to_string(new_segments.size()) + " device segments, not " +

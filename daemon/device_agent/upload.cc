@@ -52,11 +52,12 @@ uint64_t Total(const std::vector<uint64_t>& sums) {
 
 Result<std::unique_ptr<UploadRing>> UploadRing::Create(const cuda::Driver& driver,
                                                        const cuda::PrimaryContext& context,
-                                                       uint64_t ring_bytes, uint32_t threads) {
+                                                       uint64_t ring_bytes, uint32_t threads,
+                                                       uint64_t chunk_bytes) {
   threads = std::clamp<uint32_t>(threads, 1, kMaxThreads);
   // Fewer threads rather than slots of no use.
   while (threads > 1 && ring_bytes / (2 * threads) < kSmallestSlot) --threads;
-  const uint64_t slot = std::clamp(ring_bytes / (2 * threads), kSmallestSlot, kChunkBytes) /
+  const uint64_t slot = std::clamp(ring_bytes / (2 * threads), kSmallestSlot, chunk_bytes) /
                         kSmallestSlot * kSmallestSlot;
   std::unique_ptr<UploadRing> ring(new UploadRing(driver, context, slot));
   auto stream = cuda::CreateStream(driver);
@@ -148,9 +149,10 @@ Result<uint64_t> UploadRing::Sum(cuda::DevicePtr at, uint64_t bytes, const Progr
   return Total(sums);
 }
 
-Result<uint64_t> UploadRing::Upload(cuda::DevicePtr at, uint64_t bytes,
-                                    std::span<const agent::UploadItem> items,
-                                    std::span<const SourceFile> sources, const Progress& progress) {
+Result<std::vector<uint64_t>> UploadRing::Send(cuda::DevicePtr at, uint64_t bytes,
+                                               std::span<const agent::UploadItem> items,
+                                               std::span<const SourceFile> sources,
+                                               const Progress& progress) {
   std::vector<uint64_t> sent(ChunksOf(bytes, slot_bytes_), 0);
   std::vector<std::unique_ptr<SourceReader>> readers;
   for (size_t i = 0; i < slots_.size() / 2; ++i) {
@@ -182,6 +184,15 @@ Result<uint64_t> UploadRing::Upload(cuda::DevicePtr at, uint64_t bytes,
   for (Slot& slot : slots_) slot.in_flight = false;
   if (!copied.ok()) return std::move(copied).error();
   if (rc != cuda::Rc::kSuccess) return driver_.ToError(rc, "copy to device memory");
+  return sent;
+}
+
+Result<uint64_t> UploadRing::Upload(cuda::DevicePtr at, uint64_t bytes,
+                                    std::span<const agent::UploadItem> items,
+                                    std::span<const SourceFile> sources, const Progress& progress) {
+  const auto all = Send(at, bytes, items, sources, progress);
+  if (!all.ok()) return all.error();
+  const std::vector<uint64_t>& sent = *all;
   std::vector<uint64_t> found;
   if (auto read = ReadBack(at, bytes, bytes, found, progress); !read.ok()) return read.error();
   for (size_t chunk = 0; chunk < sent.size(); ++chunk) {

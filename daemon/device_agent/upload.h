@@ -22,10 +22,11 @@ class UploadRing {
   static constexpr uint64_t kChunkBytes = uint64_t{16} << 20;
   static constexpr uint32_t kMaxThreads = 8;
 
-  // At most `ring_bytes` of pinned memory, in 2 x `threads` slots.
+  // At most `ring_bytes` of pinned memory, in 2 x `threads` slots of at most `chunk_bytes`.
   static Result<std::unique_ptr<UploadRing>> Create(const cuda::Driver& driver,
                                                     const cuda::PrimaryContext& context,
-                                                    uint64_t ring_bytes, uint32_t threads);
+                                                    uint64_t ring_bytes, uint32_t threads,
+                                                    uint64_t chunk_bytes = kChunkBytes);
   UploadRing(const UploadRing&) = delete;
   ~UploadRing();  // Waits for copies that are in flight.
 
@@ -38,6 +39,10 @@ class UploadRing {
   Result<uint64_t> Upload(cuda::DevicePtr at, uint64_t bytes,
                           std::span<const agent::UploadItem> items,
                           std::span<const SourceFile> sources, const Progress& progress);
+  // As Upload, without reading back: the checksum of each slot_bytes() that were sent.
+  Result<std::vector<uint64_t>> Send(cuda::DevicePtr at, uint64_t bytes,
+                                     std::span<const agent::UploadItem> items,
+                                     std::span<const SourceFile> sources, const Progress& progress);
   // The checksum of what is there.
   Result<uint64_t> Sum(cuda::DevicePtr at, uint64_t bytes, const Progress& progress);
 

@@ -28,6 +28,7 @@ class FakeDevice final : public DeviceMemoryService {
                                   const Progress&) override {
     return 0;
   }
+  absl::Status Check(const DeviceSegment&) override { return absl::OkStatus(); }
   absl::Status Verify(const DeviceSegment&, uint64_t, const Progress&) override {
     return absl::OkStatus();
   }

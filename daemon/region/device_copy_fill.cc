@@ -55,8 +55,8 @@ absl::Status DeviceCopyJob::FillOn(DeviceGpu& gpu) {
         auto taken = TakeTurn(gpu);
         if (!taken.ok()) return taken.status();
         turn.emplace(*std::move(taken));
-        auto booked = tier_.host_.Reserve(tier_.options_.ring_bytes,
-                                          absl::StrCat("pinned ring for the ", What(gpu)));
+        auto booked =
+            BookHost(tier_.options_.ring_bytes, absl::StrCat("pinned ring for the ", What(gpu)));
         if (!booked.ok()) return booked.status();
         ring = *std::move(booked);
       }

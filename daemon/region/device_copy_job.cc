@@ -133,7 +133,8 @@ absl::Status DeviceCopyJob::Book() {
       return absl::UnavailableError(
           absl::StrCat(What(*gpu), ": it holds none since the daemon's start (restart it)"));
     }
-    auto booked = pool->Reserve(need_bytes, What(*gpu));
+    auto booked = pool == &tier_.host_ ? BookHost(need_bytes, What(*gpu))
+                                       : pool->Reserve(need_bytes, What(*gpu));
     if (!booked.ok()) return booked.status();
     for (Slot& slot : slots_) {
       if (slot.mine && slot.gpu == gpu) slot.made.device = booked->Split(slot.bytes());
@@ -152,9 +153,10 @@ absl::Status DeviceCopyJob::TakeOffered() {
     if (!parts.has_value()) continue;
     Begin("device_verify", slot.bytes());
     const absl::Status good = VerifyOffered(slot, *parts);
-    if (work_.cancel.cancelled()) {
+    const bool no_room = BudgetRefusalOf(good).has_value();
+    if (no_room || work_.cancel.cancelled()) {
       tier_.Offer(slot.key, *std::move(parts));  // For the next load.
-      return Cancelled();
+      return no_room ? Failed(slot, good) : Cancelled();
     }
     if (!good.ok()) {
       if (work_.warn) {
@@ -182,13 +184,18 @@ absl::Status DeviceCopyJob::VerifyOffered(Slot& slot, const DeviceRegion::Parts&
   if (!same) return absl::DataLossError("it is laid out otherwise");
   const auto turn = TakeTurn(*slot.gpu);
   if (!turn.ok()) return turn.status();
-  auto ring = tier_.host_.Reserve(tier_.options_.ring_bytes,
-                                  absl::StrCat("pinned ring for the ", What(*slot.gpu)));
+  auto ring =
+      BookHost(tier_.options_.ring_bytes, absl::StrCat("pinned ring for the ", What(*slot.gpu)));
   if (!ring.ok()) return ring.status();
   uint64_t before = 0;
   for (size_t i = 0; i < parts.segments.size(); ++i) {
-    const auto status = slot.gpu->service().Verify(
-        parts.segments[i], parts.checksums[i], [&](uint64_t done) { return GoOn(before + done); });
+    const auto verify = [&] {
+      return slot.gpu->service().Verify(parts.segments[i], parts.checksums[i],
+                                        [&](uint64_t done) { return GoOn(before + done); });
+    };
+    absl::Status status = verify();
+    // An agent that died says nothing of the copy; another one is asked, once.
+    if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status)) status = verify();
     if (!status.ok()) return status;
     before += parts.segments[i].bytes;
   }
@@ -264,7 +271,30 @@ std::string DeviceCopyJob::What(const DeviceGpu& gpu) const {
 }
 
 absl::Status DeviceCopyJob::Failed(const Slot& slot, const absl::Status& why) const {
-  return work_.cancel.cancelled() ? Cancelled() : AtPath(why, What(*slot.gpu));
+  if (work_.cancel.cancelled()) return Cancelled();
+  const bool kept =
+      absl::IsResourceExhausted(why) || absl::IsUnavailable(why) || absl::IsCancelled(why);
+  // What a GPU, its driver or the agent got wrong says nothing of the version's bytes, which such a
+  // code would put in quarantine; another try may pass, also after an agent that hung.
+  if (kept || !slot.source->SourceUnchanged()) return AtPath(why, What(*slot.gpu));
+  return AtPath(absl::UnavailableError(why.message()), What(*slot.gpu));
+}
+
+// Who waits for room must wait for all that the next try will have booked by then.
+absl::StatusOr<Reservation> DeviceCopyJob::BookHost(uint64_t bytes, const std::string& what) const {
+  auto booked = tier_.host_.Reserve(bytes, what);
+  if (booked.ok()) return booked;
+  absl::Status refused = booked.status();
+  if (auto refusal = BudgetRefusalOf(refused); refusal.has_value()) {
+    refusal->need_bytes += work_.host_held_bytes;
+    for (const Slot& slot : slots_) {
+      if (slot.mine && slot.mode == abi::DeviceMode::kHostRegistered) {
+        refusal->need_bytes += slot.made.device.bytes();
+      }
+    }
+    SetBudgetRefusal(refused, *refusal);
+  }
+  return refused;
 }
 
 absl::Status DeviceCopyJob::Cancelled() const {

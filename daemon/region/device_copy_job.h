@@ -70,6 +70,8 @@ class DeviceCopyJob {
   // "copy of planner@8 on GPU-...".
   std::string What(const DeviceGpu& gpu) const;
   absl::Status Failed(const Slot& slot, const absl::Status& why) const;
+  // Of the host's budget, of which this load has some already.
+  absl::StatusOr<Reservation> BookHost(uint64_t bytes, const std::string& what) const;
   absl::Status Cancelled() const;
   bool GoOn(uint64_t done) const;
   void Begin(const std::string& phase, uint64_t total) const;

@@ -304,8 +304,8 @@ absl::StatusOr<DevicePlan> PlanDevice(const DevicePolicy& policy,
                                     "and stay on the host"));
   }
   std::ranges::sort(all, {}, &Chosen::Order);
-  const auto tied = std::ranges::unique(all, {}, [](const Chosen& each) { return each.Order(); });
-  all.erase(tied.begin(), tied.end());
+  const auto same = [](const Chosen& a, const Chosen& b) { return a.Order() == b.Order(); };
+  all.erase(std::unique(all.begin(), all.end(), same), all.end());  // Tied weights.
   if (auto packed = AddPacked(all, limits, plan); !packed.ok()) return packed;
   return plan;
 }

@@ -15,6 +15,12 @@ DeviceRegion::~DeviceRegion() {
   }
 }
 
+void DeviceRegion::MarkLost() const {
+  if (lost_.exchange(true)) return;
+  booked_.store(0, std::memory_order_relaxed);
+  parts_.device.Shrink(0);
+}
+
 uint64_t DeviceRegion::bytes() const {
   uint64_t sum = 0;
   for (const DeviceSegment& segment : parts_.segments) sum += segment.bytes;

@@ -1,7 +1,8 @@
 // The copy of (parts of) one file content on one GPU, shared by every version that has it.
 //
-// Immutable but for `lost`; any thread. Destruction gives the memory back, which may wait for the
-// device: let a pool thread drop the last one. Importers keep what they have mapped.
+// Immutable but for `lost` and what is booked for it; any thread. Destruction gives the memory
+// back, which may wait for the device: let a pool thread drop the last one. Importers keep what
+// they have mapped.
 #pragma once
 
 #include <atomic>
@@ -37,7 +38,7 @@ class DeviceRegion {
   };
   // `service` is lent, and outlives it.
   DeviceRegion(DeviceMemoryService& service, Parts parts)
-      : service_(service), parts_(std::move(parts)) {}
+      : service_(service), parts_(std::move(parts)), booked_(parts_.device.bytes()) {}
   ~DeviceRegion();
   DeviceRegion(const DeviceRegion&) = delete;
 
@@ -46,15 +47,18 @@ class DeviceRegion {
   abi::DeviceMode mode() const { return parts_.mode; }
   const std::vector<DeviceSegment>& segments() const { return parts_.segments; }
   const std::vector<uint64_t>& checksums() const { return parts_.checksums; }
-  uint64_t booked_bytes() const { return parts_.device.bytes(); }
+  uint64_t booked_bytes() const { return booked_.load(std::memory_order_relaxed); }
   uint64_t bytes() const;  // Of its segments.
   // The GPU was lost or reset, or the agent that held it is gone: nobody can import it any more.
   bool lost() const { return lost_.load(std::memory_order_relaxed); }
-  void MarkLost() const { lost_.store(true, std::memory_order_relaxed); }
+  // Its booking is given back: what takes its place needs the room. The first time only.
+  void MarkLost() const;
 
  private:
   DeviceMemoryService& service_;
-  Parts parts_;
+  // `device` is touched by the one that sets lost_, and by the destructor.
+  mutable Parts parts_;
+  mutable std::atomic<uint64_t> booked_;
   mutable std::atomic<bool> lost_{false};
 };
 

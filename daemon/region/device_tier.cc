@@ -114,6 +114,22 @@ std::vector<std::string> DeviceTier::GpusOf(const DevicePolicy& policy) const {
   return uuids;
 }
 
+std::vector<std::string> DeviceTier::UsableGpus(const DevicePolicy& policy) const {
+  std::vector<std::string> uuids;
+  if (!policy.wanted) return uuids;
+  for (const DeviceGpu* gpu : Gpus()) {
+    const DeviceGpu::State state = gpu->state();
+    const bool named = policy.gpu.empty() || policy.gpu == gpu->uuid();
+    if (named && state.usable && state.mode != abi::DeviceMode::kNone) uuids.push_back(gpu->uuid());
+  }
+  return uuids;
+}
+
+bool DeviceTier::AnyUnusable() const {
+  const auto gpus = Gpus();
+  return std::ranges::any_of(gpus, [](const DeviceGpu* gpu) { return !gpu->state().usable; });
+}
+
 absl::StatusOr<DeviceTier::Targets> DeviceTier::Choose(const DevicePolicy& policy,
                                                        const CancelToken& cancel) const {
   Targets targets;
@@ -175,13 +191,15 @@ absl::StatusOr<std::vector<DeviceImage>> DeviceTier::Make(const Work& work) {
 
 void DeviceTier::Offer(DeviceRegionKey key, DeviceRegion::Parts parts) {
   absl::MutexLock lock(&mutex_);
-  offered_.insert_or_assign(std::move(key), std::move(parts));
+  // `parts` outlives the lock: it is freed without it.
+  if (!offers_over_) offered_.insert_or_assign(std::move(key), std::move(parts));
 }
 
 void DeviceTier::DropOffered() {
   std::map<DeviceRegionKey, DeviceRegion::Parts> dropped;  // Freed without the lock.
   absl::MutexLock lock(&mutex_);
   dropped.swap(offered_);
+  offers_over_ = true;
 }
 
 std::optional<DeviceRegion::Parts> DeviceTier::TakeOffered(const DeviceRegionKey& key) {

@@ -68,6 +68,12 @@ class DeviceTier {
   // One per GPU that holds copies of its own, named by its UUID; none until they are known, and the
   // same ones from then on.
   std::vector<BudgetPool*> Pools() const;
+  // Host memory that is pinned while a copy is made.
+  uint64_t ring_bytes() const { return options_.ring_bytes; }
+  // The GPUs (UUIDs) that `policy` names and that can be used now, in whatever mode.
+  std::vector<std::string> UsableGpus(const DevicePolicy& policy) const;
+  // Whether there is one that does not answer now.
+  bool AnyUnusable() const;
   // The GPUs (UUIDs) whose memory a copy by `policy` takes: what is known now, without waiting.
   std::vector<std::string> GpusOf(const DevicePolicy& policy) const;
 
@@ -90,6 +96,7 @@ class DeviceTier {
     const std::vector<std::string>& gpus;
     const std::vector<std::shared_ptr<const HostRegion>>& regions;
     const CancelToken& cancel;
+    uint64_t host_held_bytes = 0;  // What this load has booked of the host's budget so far.
     // All on the calling thread; may be empty. A phase is "device_create", "device_upload" (what
     // is read back then is "device_verify" in the report) or "device_verify".
     std::function<void(const std::string& phase, uint64_t total)> begin = nullptr;
@@ -102,7 +109,7 @@ class DeviceTier {
   absl::StatusOr<std::vector<DeviceImage>> Make(const Work& work);
 
   // A copy that an earlier daemon made. Taken once it reads back as its checksums say, and once a
-  // plan asks for it. Waits for the device.
+  // plan asks for it. After DropOffered it is let go of at once. Waits for the device.
   void Offer(DeviceRegionKey key, DeviceRegion::Parts parts);
   void DropOffered();
 
@@ -134,6 +141,7 @@ class DeviceTier {
   // None is added or removed once they are known.
   std::vector<std::unique_ptr<DeviceGpu>> gpus_ ABSL_GUARDED_BY(mutex_);
   std::map<DeviceRegionKey, DeviceRegion::Parts> offered_ ABSL_GUARDED_BY(mutex_);
+  bool offers_over_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace modelhost

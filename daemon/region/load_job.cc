@@ -405,6 +405,7 @@ void LoadJob::Finish() {
     parts.memlock = std::move(slot.memlock);
     parts.source = opened_.infos[slot.file];
     parts.source_path = PathOf(slot);
+    host_booked_bytes_ += parts.host.bytes();
     slot.region = std::make_shared<const HostRegion>(os_, std::move(parts));
     loader_.regions_.Insert(slot.region);
     slot.mine = false;

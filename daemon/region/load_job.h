@@ -111,7 +111,8 @@ class LoadJob {
   ProgressMeter progress_;
   LoadReport report_;
   bool all_in_page_cache_ = true;
-  uint64_t unlocked_bytes_ = 0;  // Wanted to be locked, and are not.
+  uint64_t host_booked_bytes_ = 0;  // Of the regions that this load made.
+  uint64_t unlocked_bytes_ = 0;     // Wanted to be locked, and are not.
   std::string unlocked_why_;
   std::string distrusted_;  // Why memory of the fd store was not taken.
   std::string dir_;         // Of the version, for people.

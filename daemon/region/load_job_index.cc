@@ -70,6 +70,7 @@ absl::Status LoadJob::Index(ResidentVersion& version) {
 }
 
 absl::Status LoadJob::MakeDevices(ResidentVersion& version) {
+  version.device_targets = targets_.gpus;
   if (targets_.gpus.empty() || plan_.empty()) return absl::OkStatus();
   const DeviceTier::Work work{
       .name = name_,
@@ -78,6 +79,7 @@ absl::Status LoadJob::MakeDevices(ResidentVersion& version) {
       .gpus = targets_.gpus,
       .regions = version.regions,
       .cancel = *cancel_,
+      .host_held_bytes = host_booked_bytes_,
       .begin = [this](const std::string& phase, uint64_t total) { progress_.Begin(phase, total); },
       .progress = [this](uint64_t done) { progress_.SetDone(done); },
       .phase = [this](const std::string& phase, absl::Duration took,

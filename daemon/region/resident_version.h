@@ -47,6 +47,7 @@ struct ResidentVersion {
       eager;  // Regions that hold tensors, in the order their descriptors are sent.
   std::vector<uint32_t> file_regions;  // Region of manifest->files[i].
   SealedRegion index;
+  std::vector<std::string> device_targets;  // GPUs that its load could use, if it needed any.
   std::vector<DeviceImage> devices;    // One per GPU that has it; none without a device policy.
   std::shared_ptr<const void> parked;  // While it lives, all this is in the fd store too.
   LoadReport report;

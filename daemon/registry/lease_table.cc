@@ -105,7 +105,7 @@ void LeaseTable::ReviewStale(const std::string& model,
 
 void LeaseTable::LetGo(
     const VersionKey& key,
-    absl::FunctionRef<std::shared_ptr<const void>(const std::string& gpu)> keep) {
+    absl::FunctionRef<std::shared_ptr<const DeviceImage>(const std::string& gpu)> keep) {
   for (auto& [id, lease] : leases_) {
     if (lease.key != key || lease.released) continue;
     lease.released = true;

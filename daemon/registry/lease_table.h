@@ -15,6 +15,7 @@
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
 #include "daemon/platform/peer.h"
+#include "daemon/region/device_region.h"
 #include "daemon/registry/ids.h"
 
 namespace modelhost {
@@ -28,7 +29,7 @@ struct Lease {
   absl::Time since;
   std::string gpu = {};  // UUID of the GPU whose memory it has; empty: host memory alone.
   // Released, and its holder keeps device memory mapped: that stays booked.
-  std::shared_ptr<const void> device_memory = nullptr;
+  std::shared_ptr<const DeviceImage> device_memory = nullptr;
   // The daemon let go of the version at a drain deadline; the client's mappings stay good.
   bool released = false;
   // How long its label has named another version or, of a fixed version, none has named it. Unset:
@@ -72,7 +73,7 @@ class LeaseTable {
   // The daemon's references are gone: the leases stay, and hold nothing any more but the
   // `device_memory` that `keep` gives for their GPU.
   void LetGo(const VersionKey& key,
-             absl::FunctionRef<std::shared_ptr<const void>(const std::string& gpu)> keep);
+             absl::FunctionRef<std::shared_ptr<const DeviceImage>(const std::string& gpu)> keep);
   const std::map<LeaseId, Lease>& leases() const { return leases_; }
   const std::map<SessionId, Session>& sessions() const { return sessions_; }
 

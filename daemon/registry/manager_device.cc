@@ -13,6 +13,8 @@ namespace {
 
 // Of a refusal that no waiting cures.
 constexpr char kNeverUrl[] = "modelhost/no_device_copy";
+// Of the interval between tries: an hour and a half at 10 s.
+constexpr int kMostDoubled = 9;
 
 size_t PoolNumber(const std::vector<BudgetPool*>& pools, const std::string& name) {
   for (size_t i = 0; i < pools.size(); ++i) {
@@ -39,25 +41,33 @@ std::vector<BudgetPool*> ModelManager::Impl::Pools() const {
 
 void ModelManager::Impl::AddDeviceRegions(const ResidentVersion& resident,
                                           std::vector<RegionBytes>& regions) const {
-  if (resident.devices.empty()) return;
+  for (const DeviceImage& image : resident.devices) AddImageRegions(image, regions);
+}
+
+void ModelManager::Impl::AddImageRegions(const DeviceImage& image,
+                                         std::vector<RegionBytes>& regions) const {
   const std::vector<BudgetPool*> pools = Pools();
-  for (const DeviceImage& image : resident.devices) {
-    for (const auto& region : image.regions) {
-      PoolBytes bytes(pools.size(), 0);
-      if (const size_t pool = PoolOf(pools, *region); pool < pools.size()) {
-        bytes[pool] = region->booked_bytes();
-      }
-      regions.push_back({{region->planned(), Residency::kMapped}, std::move(bytes)});
+  for (const auto& region : image.regions) {
+    PoolBytes bytes(pools.size(), 0);
+    if (const size_t pool = PoolOf(pools, *region); pool < pools.size()) {
+      bytes[pool] = region->booked_bytes();
     }
+    regions.push_back({{region->planned(), Residency::kMapped}, std::move(bytes)});
   }
 }
 
 void ModelManager::Impl::AddDeviceWant(const VersionRecord& record, WantedVersion& want) {
   const DevicePolicy& policy = PolicyOf(record.key.model).device;
-  if (!policy.wanted || deps.devices == nullptr || record.manifest == nullptr) return;
+  if (!policy.wanted || deps.devices == nullptr) return;
   const std::vector<BudgetPool*> pools = Pools();
   const std::string text = DevicePolicyText(policy);
-  for (const std::string& gpu : deps.devices->GpusOf(policy)) {
+  const std::vector<std::string> gpus = deps.devices->GpusOf(policy);
+  if (!gpus.empty()) {  // The ring, while the copies are made.
+    want.unnamed.resize(pools.size(), 0);
+    want.unnamed.front() += deps.devices->ring_bytes();
+  }
+  if (record.manifest == nullptr) return;
+  for (const std::string& gpu : gpus) {
     const size_t pool = PoolNumber(pools, gpu);
     if (pool == pools.size()) continue;
     for (const ManifestFile& file : record.manifest->files) {
@@ -142,9 +152,9 @@ const char* ModelManager::Impl::DeviceTransport(abi::DeviceMode mode) {
 // The client keeps device memory mapped after the daemon let go of the version: it stays booked
 // until the lease ends.
 void ModelManager::Impl::KeepForReleased(const VersionKey& key, const ResidentVersion& resident) {
-  leases.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const void> {
+  leases.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const DeviceImage> {
     const DeviceImage* image = gpu.empty() ? nullptr : resident.DeviceOf(gpu);
-    if (image == nullptr || image->regions.empty()) return nullptr;
+    if (image == nullptr || image->regions.empty() || image->lost()) return nullptr;
     return std::make_shared<const DeviceImage>(*image);
   });
 }
@@ -153,10 +163,11 @@ void ModelManager::Impl::ScheduleDeviceCheck() {
   if (deps.devices == nullptr) return;
   device_timer = deps.loop.PostDelayed(options.device_check_interval, [this] {
     device_timer = 0;
-    const bool any = std::ranges::any_of(versions, [](const auto& entry) {
-      return entry.second.resident != nullptr && !entry.second.resident->devices.empty();
+    const bool any = std::ranges::any_of(versions, [this](const auto& entry) {
+      return entry.second.resident != nullptr &&
+             (!entry.second.resident->devices.empty() || PolicyOf(entry.first.model).device.wanted);
     });
-    if (!any) return ScheduleDeviceCheck();
+    if (!any && !deps.devices->AnyUnusable()) return ScheduleDeviceCheck();
     OnShortPool([this] { return deps.devices->CheckCopies(); },
                 [this](bool /*lost*/) {
                   if (stopping) return;
@@ -166,32 +177,56 @@ void ModelManager::Impl::ScheduleDeviceCheck() {
   });
 }
 
-// Also those whose copy could not be made again the last time.
 void ModelManager::Impl::TakeLostDevices() {
+  bool lost_any = false;
   for (auto& [key, record] : versions) {
-    if (record.resident == nullptr ||
-        DeviceResidencyOf(*record.resident) != DeviceResidency::kLost) {
-      continue;
-    }
-    if (record.device_residency == DeviceResidency::kResident) {
-      std::vector<std::string> lost;
+    if (record.resident == nullptr) continue;
+    const bool lost = DeviceResidencyOf(*record.resident) == DeviceResidency::kLost;
+    if (lost && record.device_residency == DeviceResidency::kResident) {
+      lost_any = true;
+      std::vector<std::string> gpus;
       for (const DeviceImage& image : record.resident->devices) {
-        if (image.lost()) lost.push_back(image.gpu);
+        if (image.lost()) gpus.push_back(image.gpu);
       }
       SetDeviceResidency(record, DeviceResidency::kLost);
-      Note(key, "device lost", absl::StrCat("its copy on ", absl::StrJoin(lost, ", ")));
-      Tell([&](Observer& observer) { observer.OnDeviceLost(key, lost); });
+      Note(key, "device lost", absl::StrCat("its copy on ", absl::StrJoin(gpus, ", ")));
+      Tell([&](Observer& observer) { observer.OnDeviceLost(key, gpus); });
       Changed(record);
     }
-    if (record.phase == Phase::kReady && record.reload == nullptr) StartReload(record);
+    if (record.renew_labels && record.reload == nullptr) RenewLabels(key);
+    if (WantsCopy(record)) StartReload(record);
   }
+  if (lost_any) LookForRoom();  // Their bookings were given back.
 }
 
-// Who has the lost copy mapped must come for the new one: the labels get another generation.
+// A copy was lost, or a GPU that the policy names has come since the load: and now it could be
+// made. What failed is tried again ever more rarely.
+bool ModelManager::Impl::WantsCopy(VersionRecord& record) {
+  if (record.phase != Phase::kReady || record.reload != nullptr ||
+      deps.clock.Monotonic() < record.next_device_try) {
+    return false;
+  }
+  const ResidentVersion& resident = *record.resident;
+  const auto usable = deps.devices->UsableGpus(PolicyOf(record.key.model).device);
+  const bool missing = std::ranges::any_of(usable, [&](const std::string& gpu) {
+    const DeviceImage* image = resident.DeviceOf(gpu);
+    if (image != nullptr) return image->lost();
+    return std::ranges::find(resident.device_targets, gpu) == resident.device_targets.end();
+  });
+  if (!missing) return false;
+  record.next_device_try =
+      deps.clock.Monotonic() +
+      options.device_check_interval * (int64_t{1} << std::min(record.device_tries++, kMostDoubled));
+  return true;
+}
+
+// Who has the lost copy mapped must come for the new one: the labels get another generation. Each
+// for itself: one that moves meanwhile is no reason for the others to stay.
 void ModelManager::Impl::RenewLabels(const VersionKey& key) {
-  LabelTransaction transaction;
+  Find(key)->renew_labels = false;
   for (const std::string& label : LabelsOf(key)) {
     if (withdrawn.contains({key.model, label})) continue;
+    LabelTransaction transaction;
     LabelTransaction::Move& move = transaction.moves.emplace_back();
     move.model = key.model;
     move.label = label;
@@ -199,12 +234,14 @@ void ModelManager::Impl::RenewLabels(const VersionKey& key) {
     move.if_current = key.version;
     move.record_previous = false;
     move.renew = true;
+    transaction.done = [this, key, label](const absl::StatusOr<LabelTransaction::Done>& done) {
+      VersionRecord* record = Find(key);
+      if (done.ok() || record == nullptr || LabelVersion(key.model, label) != key.version) return;
+      Note(key, "label", std::string(done.status().message()));
+      record->renew_labels = true;  // With the next look at the devices.
+    };
+    Enqueue(std::move(transaction));
   }
-  if (transaction.moves.empty()) return;
-  transaction.done = [this, key](const absl::StatusOr<LabelTransaction::Done>& done) {
-    if (!done.ok()) Note(key, "label", std::string(done.status().message()));
-  };
-  Enqueue(std::move(transaction));
 }
 
 }  // namespace modelhost

@@ -12,12 +12,13 @@ using ::testing::HasSubstr;
 constexpr char kGpu[] = "GPU-00000000-0000-0000-0000-000000000001";
 constexpr char kOther[] = "GPU-00000000-0000-0000-0000-000000000002";
 constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kCopy = 2 * kMiB;  // Of one small file: the granularity.
 
 class DeviceManagerTest : public ManagerTest {
  protected:
   void SetUp() override {
     ManagerTest::SetUp();
-    gpus_.Add(kGpu, "vmm_fd", uint64_t{64} * kMiB);
+    gpus_.Add(kGpu, "vmm_fd", uint64_t{64} * kMiB, kCopy);
   }
   void TearDown() override {
     Shutdown();
@@ -34,8 +35,7 @@ class DeviceManagerTest : public ManagerTest {
     ManagerOptions manager_options;
     manager_options.device_check_interval = absl::Milliseconds(20);
     manager_options.model_policies["planner"].device = policy;
-    manager_options.model_policies["planner"].keep_previous = absl::ZeroDuration();
-    Boot(manager_options);
+    Boot(manager_options, host_budget_);
   }
   DeviceTier* MakeDevices() override {
     devices_ = std::make_unique<DeviceTier>(gpus_, clock_, *host_, device_budget_);
@@ -56,6 +56,7 @@ class DeviceManagerTest : public ManagerTest {
   uint64_t Booked() { return devices_->Snapshot().gpus.front().reserved_bytes; }
 
   FakeGpus gpus_;
+  uint64_t host_budget_ = uint64_t{1} << 30;
   DeviceTierOptions device_budget_;
   std::unique_ptr<DeviceTier> devices_;
 };
@@ -70,7 +71,7 @@ TEST_F(DeviceManagerTest, ALoadedVersionIsOnTheGpuAndGrantedWithItsMemory) {
   BootWith(All());
   EXPECT_TRUE(Load(1).status.ok());
   EXPECT_EQ(Version(1).device_residency, DeviceResidency::kResident);
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
   const SessionId session = NewSession();
   const auto grants = Acquire(session, OnGpu(1));
   ASSERT_TRUE(grants.ok()) << grants.status();
@@ -157,9 +158,9 @@ TEST_F(DeviceManagerTest, ADeviceThatHoldsOtherBytesDoesNotQuarantineTheVersion)
 }
 
 TEST_F(DeviceManagerTest, ASwapThatFitsOnlyWithoutTheOldOneTakesResource) {
-  BootWith(All(), kMiB);
+  BootWith(All(), kCopy);
   EXPECT_TRUE(Swap(1).status.ok());
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
   const OperationSnapshot refused = Swap(2);
   EXPECT_TRUE(absl::IsResourceExhausted(refused.status)) << refused.status;
   EXPECT_THAT(std::string(refused.status.message()), HasSubstr(kGpu));
@@ -171,7 +172,7 @@ TEST_F(DeviceManagerTest, ASwapThatFitsOnlyWithoutTheOldOneTakesResource) {
   const OperationSnapshot swap = Await(OnLoop([&] { return manager_->Swap(request, 0); }));
   EXPECT_TRUE(swap.status.ok()) << swap.status;
   EXPECT_EQ(Version(2).device_residency, DeviceResidency::kResident);
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
 }
 
 TEST_F(DeviceManagerTest, ALostGpuIsToldReloadedAndGetsAnotherGeneration) {
@@ -229,11 +230,94 @@ TEST_F(DeviceManagerTest, WhatAReleasedLeaseHasMappedStaysBookedUntilItEnds) {
                 return manager_->Unload({"planner", 1}, absl::ZeroDuration(), true, 0);
               })).status.ok());
   EXPECT_EQ(PhaseOf(1), Phase::kStaged);
-  EXPECT_EQ(Booked(), kMiB);
-  EXPECT_EQ(gpus_.used(kGpu), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
+  EXPECT_EQ(gpus_.used(kGpu), kCopy);
   EXPECT_TRUE(OnLoop([&] { return manager_->Release(session, lease); }).ok());
   Eventually([&] { return Booked() == 0; });
   EXPECT_EQ(gpus_.used(kGpu), 0U);
+}
+
+// Room for one: the new copy takes the place of the lost one, whose booking is given back.
+TEST_F(DeviceManagerTest, ALostCopyIsMadeAgainWhereTwoDoNotFit) {
+  BootWith(All(), kCopy);
+  EXPECT_TRUE(Load(1).status.ok());
+  gpus_.Reset(kGpu);
+  Eventually([&] {
+    return !manager_->Version({"planner", 1})->resident->devices.front().lost() &&
+           gpus_.calls("Create") == 2;
+  });
+  EXPECT_EQ(Booked(), kCopy);
+}
+
+TEST_F(DeviceManagerTest, AGpuThatGoesAndComesBackHasItsCopiesAgain) {
+  BootWith(All());
+  EXPECT_TRUE(Swap(1).status.ok());
+  const auto generation =
+      OnLoop([&] { return manager_->Model("planner")->labels.at("stable").generation; });
+  gpus_.FailFrom("Check", 1, absl::UnavailableError("fell off the bus"));
+  gpus_.FailFrom("Report", 1, absl::UnavailableError("fell off the bus"));
+  Eventually([&] {
+    const auto version = manager_->Version({"planner", 1});
+    return version->device_residency == DeviceResidency::kLost;
+  });
+  Eventually([&] { return !devices_->Snapshot().gpus.front().usable; });
+  EXPECT_EQ(PhaseOf(1), Phase::kReady);
+  EXPECT_EQ(gpus_.calls("Create"), 1) << "nothing is made on a GPU that is not there";
+  gpus_.Heal();
+  Eventually([&] {
+    const auto version = manager_->Version({"planner", 1});
+    return version->device_residency == DeviceResidency::kResident &&
+           !version->resident->devices.front().lost() &&
+           manager_->Model("planner")->labels.at("stable").generation > generation;
+  });
+}
+
+TEST_F(DeviceManagerTest, AGpuThatComesLateGetsTheCopyThen) {
+  gpus_.FailFrom("Report", 1, absl::UnavailableError("no answer"));
+  BootWith(All());
+  EXPECT_TRUE(Swap(1).status.ok());
+  EXPECT_EQ(Version(1).device_residency, DeviceResidency::kNone);
+  gpus_.Heal();
+  Eventually([&] {
+    return manager_->Version({"planner", 1})->device_residency == DeviceResidency::kResident &&
+           manager_->Model("planner")->labels.at("stable").generation == 2;
+  });
+  EXPECT_TRUE(Acquire(NewSession(), OnGpu(1)).ok());
+}
+
+// What a client of a released lease has mapped does not come back by waiting: who can be evicted
+// is.
+TEST_F(DeviceManagerTest, RoomIsMadeBesideWhatAReleasedLeaseHolds) {
+  Put(3, {7, 8, 9});
+  BootWith(All(), 2 * kCopy);
+  EXPECT_TRUE(Load(1).status.ok());
+  const SessionId session = NewSession();
+  ASSERT_TRUE(Acquire(session, OnGpu(1)).ok());
+  EXPECT_TRUE(Await(OnLoop([&] {
+                return manager_->Unload({"planner", 1}, absl::ZeroDuration(), true, 0);
+              })).status.ok());
+  EXPECT_TRUE(Load(2).status.ok());  // Idle, the rest of the budget.
+  const OperationSnapshot load = Load(3);
+  EXPECT_TRUE(load.status.ok()) << load.status;
+  EXPECT_EQ(PhaseOf(2), Phase::kStaged);
+  EXPECT_EQ(Booked(), 2 * kCopy);
+}
+
+TEST_F(DeviceManagerTest, ACopyInHostMemoryThatDoesNotFitIsRefusedAndNotTriedForEver) {
+  gpus_.Add(kOther, "host_registered", uint64_t{64} * kMiB, kCopy);
+  DevicePolicy policy = All();
+  policy.gpu = kOther;
+  host_budget_ = kCopy;  // The copy alone, and not the version beside it.
+  BootWith(policy);
+  const OperationSnapshot load = Load(1);
+  EXPECT_TRUE(absl::IsResourceExhausted(load.status)) << load.status;
+  EXPECT_EQ(PhaseOf(1), Phase::kStaged);
+}
+
+TEST_F(DeviceManagerTest, AnAgentThatHungIsAskedAgain) {
+  BootWith(All());
+  gpus_.FailCall("Upload", 1, absl::DeadlineExceededError("no sign of progress"));
+  EXPECT_TRUE(Load(1).status.ok());
 }
 
 TEST_F(DeviceManagerTest, VersionsThatShareAFileShareItsCopy) {
@@ -241,7 +325,7 @@ TEST_F(DeviceManagerTest, VersionsThatShareAFileShareItsCopy) {
   BootWith(All());
   EXPECT_TRUE(Load(1).status.ok());
   EXPECT_TRUE(Load(3).status.ok());
-  EXPECT_EQ(Booked(), kMiB);
+  EXPECT_EQ(Booked(), kCopy);
   EXPECT_EQ(gpus_.calls("Create"), 1);
 }
 

@@ -72,6 +72,13 @@ struct VersionRecord : VersionTracks {
   };
   mutable Verdict verdict;
 
+  // Of copies on GPUs: failed tries to have one again, and when the next may begin.
+  int device_tries = 0;
+  absl::Duration next_device_try = absl::ZeroDuration();
+  bool renew_labels = false;  // Its copies are others, and the labels have not said so yet.
+  // Since when its load has waited for room, in all its turns; infinite: it does not wait.
+  absl::Duration room_since = absl::InfiniteDuration();
+
   OperationId unload = 0;  // The operation that drains it; 0: nobody asked, keep_previous was over.
   // The swap of strategy "resource" that it leaves for, with its label: nobody may have it back
   // but that swap.
@@ -319,6 +326,7 @@ struct ModelManager::Impl {
   // Host, memlock, and from the moment that they are known one per GPU, always in this order.
   std::vector<BudgetPool*> Pools() const;
   void AddDeviceRegions(const ResidentVersion& resident, std::vector<RegionBytes>& regions) const;
+  void AddImageRegions(const DeviceImage& image, std::vector<RegionBytes>& regions) const;
   void AddDeviceWant(const VersionRecord& record, WantedVersion& want);
   bool SetDeviceResidency(VersionRecord& record, DeviceResidency to);
   static DeviceResidency DeviceResidencyOf(const ResidentVersion& resident);
@@ -331,6 +339,7 @@ struct ModelManager::Impl {
   void KeepForReleased(const VersionKey& key, const ResidentVersion& resident);
   void ScheduleDeviceCheck();
   void TakeLostDevices();
+  bool WantsCopy(VersionRecord& record);
   void RenewLabels(const VersionKey& key);
 
   // --- manager_resource.cc

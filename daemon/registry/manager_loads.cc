@@ -183,6 +183,7 @@ void ModelManager::Impl::FinishLoad(const VersionKey& key,
       cancelled ? LoadFailure::kCancelled : ClassifyLoadFailure(status, ErrnoOf(status));
   if (failure == LoadFailure::kNoRoom && !stopping && WaitForRoom(*record, status)) return;
   Admitted(key);
+  record->room_since = absl::InfiniteDuration();
   // What it had booked is free again.
   if (!waiting_for_room.empty()) deps.loop.Post([this] { LookForRoom(); });
   // Who holds the rest is for who asked to load it, not for every reader of the version.
@@ -235,6 +236,8 @@ void ModelManager::Impl::Adopt(VersionRecord& record,
   SetResidency(record, std::max(record.resident->tier, HostTier::kMapped));
   SetDeviceResidency(record, record.resident->devices.empty() ? DeviceResidency::kNone
                                                               : DeviceResidency::kResident);
+  record.device_tries = 0;
+  record.room_since = absl::InfiniteDuration();
   record.verdict = {};
   record.digest = record.resident->manifest->digest;
   record.file_bytes = record.resident->manifest->TotalBytes();
@@ -293,19 +296,21 @@ void ModelManager::Impl::FinishReload(
   if (status.ok()) status = CheckLabelDigests(*record, **loaded);
   if (status.ok()) status = MayServe(key, **loaded, *deps.machine.Known());
   if (status.ok()) {
-    const bool was_lost = DeviceResidencyOf(*record->resident) == DeviceResidency::kLost;
+    // Who holds the old one must come for the new one, or for the first.
+    const bool renew = DeviceResidencyOf(*record->resident) == DeviceResidency::kLost ||
+                       record->resident->devices.size() < (*loaded)->devices.size();
     Drop(std::exchange(record->resident, nullptr));
     Adopt(*record, *std::move(loaded));
     Changed(*record);
-    if (was_lost) RenewLabels(key);
+    if (renew) RenewLabels(key);
     TellWaiters(*record, absl::OkStatus());
     RetryPendingAcquires(key.model);
     UpdateReady();
     return;
   }
   if (loaded.ok()) Drop(*std::move(loaded));
-  if (record->device_residency == DeviceResidency::kCopying) {
-    SetDeviceResidency(*record, DeviceResidency::kNone);
+  if (record->device_residency == DeviceResidency::kCopying && record->resident != nullptr) {
+    SetDeviceResidency(*record, DeviceResidencyOf(*record->resident));
   }
   if (absl::IsResourceExhausted(status)) status = WithHolders(status);
   Note(key, token->cancelled() ? "reload cancelled" : "reload failed",
@@ -321,6 +326,7 @@ void ModelManager::Impl::FinishReload(
 void ModelManager::Impl::RefusedLoad(VersionRecord& record, const absl::Status& status) {
   const VersionKey key = record.key;
   record.error = status;
+  record.room_since = absl::InfiniteDuration();
   const absl::Status told = WithHolders(status);
   LoadReport report;
   report.source = "cold";
@@ -366,6 +372,7 @@ void ModelManager::Impl::DropWaiters(OperationId operation, const absl::Status& 
 void ModelManager::Impl::CancelLoad(VersionRecord& record) {
   if (record.cancel != nullptr) record.cancel->Cancel();
   if (record.reload != nullptr) record.reload->Cancel();
+  record.room_since = absl::InfiniteDuration();
   StopRetrying(record);
   std::erase_if(waiting_for_room,
                 [&](const RoomWaiter& waiter) { return waiter.key == record.key; });

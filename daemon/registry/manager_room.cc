@@ -52,6 +52,7 @@ WantedVersion ModelManager::Impl::Want(const VersionRecord& record) {
   const auto bytes_of = [&](uint64_t bytes) { return PoolBytes{bytes, locks ? bytes : 0}; };
   if (record.manifest == nullptr) {
     want.unnamed = bytes_of(record.file_bytes);
+    AddDeviceWant(record, want);
     return want;
   }
   std::set<Digest> seen;
@@ -79,6 +80,14 @@ CapacityPicture ModelManager::Impl::Picture(const std::set<OperationId>& leaving
   }
   PoolBytes known(picture.pools.size(), 0);
   std::set<RegionId> counted;
+  const auto count = [&](const std::vector<RegionBytes>& regions) {
+    for (const RegionBytes& region : regions) {
+      if (!counted.insert(region.id).second) continue;
+      for (size_t i = 0; i < known.size() && i < region.bytes.size(); ++i) {
+        known[i] += region.bytes[i];
+      }
+    }
+  };
   for (auto& [key, record] : versions) {
     // What is being loaded, first or again, may have booked all of it; what is cancelled gives it
     // back in a moment.
@@ -110,12 +119,16 @@ CapacityPicture ModelManager::Impl::Picture(const std::set<OperationId>& leaving
         absl::StrCat(key.ToString(), " ", IecBytes(SumOf(resident.regions, 0)), on_gpus,
                      names.empty() ? "" : absl::StrCat(" ", absl::StrJoin(names, ",")), " ", held,
                      held == 1 ? " lease" : " leases");
-    for (const RegionBytes& region : resident.regions) {
-      if (!counted.insert(region.id).second) continue;
-      for (size_t i = 0; i < known.size() && i < region.bytes.size(); ++i) {
-        known[i] += region.bytes[i];
-      }
-    }
+    count(resident.regions);
+  }
+  // Let go of, and mapped by clients that stay: nobody gets it back by waiting a moment.
+  for (const auto& [id, lease] : leases.leases()) {
+    if (lease.device_memory == nullptr) continue;
+    ResidentPicture& held = picture.residents.emplace_back();
+    held.key = lease.key;
+    AddImageRegions(*lease.device_memory, held.regions);
+    held.holder = absl::StrCat(lease.key.ToString(), " on ", lease.gpu, ", released, lease ", id);
+    count(held.regions);
   }
   for (size_t i = 0; i < known.size(); ++i) {
     PoolPicture& pool = picture.pools[i];
@@ -290,6 +303,13 @@ bool ModelManager::Impl::WaitForRoom(VersionRecord& record, const absl::Status& 
   RoomWaiter waiter{record.key, deps.clock.Monotonic(), {}, absl::OkStatus()};
   if (was_first) waiter = *std::exchange(admitting, std::nullopt);
   if (!refusal.has_value()) return false;
+  // It may have been let in, and refused, many times.
+  record.room_since = std::min(record.room_since, waiter.since);
+  waiter.since = record.room_since;
+  if (deps.clock.Monotonic() - record.room_since >= options.admission_timeout) {
+    Tell([&](Observer& observer) { observer.OnRoomRefused(refusal->pool, "timeout"); });
+    return false;
+  }
   const std::vector<BudgetPool*> pools = Pools();
   waiter.least.assign(pools.size(), 0);
   for (size_t i = 0; i < pools.size(); ++i) {

@@ -48,9 +48,9 @@ TEST(LeaseTable, AReleasedLeaseKeepsItsDeviceMemoryUntilItEnds) {
   const VersionKey key{"planner", 7};
   const LeaseId on_gpu = table.Grant(session, key, "", "device_vmm_fd", absl::UnixEpoch(), "GPU-1");
   const LeaseId on_host = table.Grant(session, key, "", "host_file", absl::UnixEpoch());
-  auto memory = std::make_shared<const int>(1);
+  auto memory = std::make_shared<const DeviceImage>();
   std::vector<std::string> asked;
-  table.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const void> {
+  table.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const DeviceImage> {
     asked.push_back(gpu);
     if (gpu.empty()) return nullptr;
     return memory;

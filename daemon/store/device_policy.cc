@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "daemon/format/text.h"
 #include "daemon/store/name_patterns.h"
 #include "daemon/store/policy_keys.h"

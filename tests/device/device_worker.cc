@@ -6,7 +6,7 @@
 //   follow KEY REF [GPU|-] [same]                -> version, gpu, mode
 //   tensors KEY                                  -> names of those on the device, in order
 //   sha256 KEY TENSOR                            -> of its bytes, copied back from the device
-//   compare KEY                                  -> how many tensors are there, how many differ
+//   compare KEY                                  -> tensors on the device, of all, that differ
 //   addresses KEY                                -> device address of each, in hex
 //   superseded KEY                               -> 0 or 1
 //   adopt KEY, remap KEY                         -> version now
@@ -341,16 +341,16 @@ class Worker {
   }
 
   void Compare(const mh_handle* handle, Answer& answer) {
-    uint64_t different = 0;
+    uint64_t differ = 0;
     const std::vector<mh_tensor_view> views = OnDevice(handle);
     for (const mh_tensor_view& view : views) {
       std::string bytes;
       if (!ReadBack(handle, view, bytes, answer)) return;
-      different += std::memcmp(bytes.data(), view.data, view.nbytes) == 0 ? 0 : 1;
+      differ += std::memcmp(bytes.data(), view.data, view.nbytes) == 0 ? 0 : 1;
     }
-    answer.Add("tensors", mh_tensor_count(handle));
-    answer.Add("on_device", views.size());
-    answer.Add("different", different);
+    answer.Add("tensors", views.size());
+    answer.Add("of", mh_tensor_count(handle));
+    answer.Add("differ", differ);
   }
 
   void OneTensor(const mh_handle* handle, const std::string& what, const std::string& name,

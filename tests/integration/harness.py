@@ -44,7 +44,9 @@ class Programs:
         build = pathlib.Path(build).resolve()
         self.build = build
         self.bin, self.lib, self.stress = build / "bin", build / "lib", build / "stress"
+        self.fakecuda, self.device_worker = build / "tests/fakecuda", build / "tests/device_worker"
         self.scripts = HERE
+        self.python = build / "python"  # The Python package, where it was built.
         self._copy = None
         if AS_ROOT and not self._reachable():
             self._copy = tempfile.TemporaryDirectory(prefix="modelhost-programs-")
@@ -58,6 +60,13 @@ class Programs:
             (copy / "lib").mkdir()
             for library in self.lib.glob("libmodelhost*.so*"):
                 shutil.copy2(library, copy / "lib", follow_symlinks=False)
+            if self.device_worker.exists():
+                shutil.copytree(self.fakecuda, copy / "fakecuda", symlinks=True)
+                shutil.copy2(self.device_worker, copy / "device_worker")
+                self.fakecuda, self.device_worker = copy / "fakecuda", copy / "device_worker"
+            if self.python.is_dir():
+                shutil.copytree(self.python, copy / "python")
+                self.python = copy / "python"
             (copy / "scripts").mkdir()
             for script in HERE.glob("*.py"):
                 shutil.copy2(script, copy / "scripts")

@@ -9,6 +9,7 @@ import signal
 
 import fdstore
 import test_crash
+import test_crash_device
 from crash_case import CASES_RUN, KILLED, LISTED, REQUIRED, TAKEN, CrashCase, Faulty, chosen
 from harness import Case, wait_for
 
@@ -160,7 +161,8 @@ class EveryStep(Case):
 
     def test_it_was_killed_at_every_step_of_the_list(self):
         of_the_daemon = {name for name in LISTED if not name.startswith(("ctl.", "client."))}
-        cases = {name for kind in (test_crash.CrashOfTheDaemon, CrashWithAnFdStore)
+        cases = {name for kind in (test_crash.CrashOfTheDaemon, CrashWithAnFdStore,
+                                  test_crash_device.CrashWhileCopying)
                  for name in dir(kind) if name.startswith("test_")}
         if not cases <= CASES_RUN:
             self.skipTest("only some of the cases were run")

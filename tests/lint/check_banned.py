@@ -45,7 +45,8 @@ RULES = [
     Rule("catch-all", r"\bcatch\s*\(\s*\.\.\.\s*\)",
          "an unknown exception is our bug; only a C boundary may stop one", r"client/src/|" + TESTS),
     # The C++ header's value() throws when asked for what is not there, as std::optional does.
-    Rule("throw", r"(?<!\w)throw\b(?!\s*\()", "errors are values", r"client/include/|" + TESTS),
+    # An extension of Python raises by throwing.
+    Rule("throw", r"(?<!\w)throw\b(?!\s*\()", "errors are values", r"client/(include|python)/|" + TESTS),
     Rule("unfinished", r"\b(?:TODO|FIXME|XXX|HACK)\b", "finish it, or file it", raw=True),
     Rule("shell", CALL + r"(?:std::)?(?:system|popen)\s*\(", "no shell between us and a program"),
     Rule("tmpnam", CALL + r"(?:std::)?(?:tmpnam|tempnam|mktemp)\s*\(",

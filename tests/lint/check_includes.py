@@ -55,6 +55,7 @@ HOMES = {
     "toml.hpp": r"daemon/(store/|config)",
     "re2/": r"daemon/store/name_patterns\.cc$",
     "CLI/": r"daemon/(main|config)|client/modelctl/",
+    "pybind11/": r"client/python/",
     "cuda": r"proto/cuda/|daemon/device_agent/|client/src/cuda_",
     "liburing": r"daemon/platform/",
     "openssl/": r"daemon/(platform|store|region|registry)/",
@@ -66,7 +67,7 @@ HOMES = {
     "sys/un.h": r"proto/handle/fd_channel\.cc$|daemon/platform/(peer|unix_listener)\.cc$",
 }
 # libmodelhost.so links libc and libstdc++ only, and so do the public headers that a node compiles.
-NO_ABSL = re.compile(r"proto/|client/(include|src|examples)/")
+NO_ABSL = re.compile(r"proto/|client/(include|src|examples|python)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 TEST_FILE = re.compile(r"_(test|fuzzer|bench)\.cc$|_test_\w+\.(h|cc)$|/testing/")

@@ -209,12 +209,14 @@ MH_API const char* mh_handle_format(const mh_handle* handle);  /* "safetensors",
 /* UUID of the GPU that the handle has device memory on; "" without. */
 MH_API const char* mh_handle_gpu(const mh_handle* handle);
 /* How: "vmm_fd", "host_direct", "host_registered", "cuda_ipc", or "none".
- *   vmm_fd           mapped read-only by the GPU: a kernel that stores there ends its own context
- *                    and harms nobody else. The right is this mapping's: what is mapped is
- * protected against bugs, not against a process that is out to harm host_direct      the GPU reads
- * the mapped host memory, read-only as that is host_registered  host memory that is mapped
- * writable: nothing protects it cuda_ipc         a legacy handle: nothing protects it, and it is
- * good while the device agent of modelhostd lives */
+ *
+ * - vmm_fd: mapped read-only by the GPU. A kernel that stores there ends its own context and harms
+ *   nobody else. The right is this mapping's: it protects against bugs, not against a process that
+ *   is out to harm.
+ * - host_direct: the GPU reads the mapped host memory, read-only as that is.
+ * - host_registered: host memory that is mapped writable; nothing protects it.
+ * - cuda_ipc: a legacy handle. Nothing protects it, and it is good while the device agent of
+ *   modelhostd lives. */
 MH_API const char* mh_handle_device_mode(const mh_handle* handle);
 /* Why the handle has no device memory; "" when it has. */
 MH_API const char* mh_handle_device_reason(const mh_handle* handle);
@@ -342,12 +344,13 @@ MH_API const mh_handle* mh_live_current(const mh_live* live);
  * host pointers are new after a change, and those of the old one are dead as with mh_live_adopt. Of
  * a handle that you have retained the device memory is gone (device_data is NULL), the rest stays.
  * As mh_live_adopt for one thread at a time. MH_OK too when there was nothing newer.
- *   MH_FAILED_PRECONDITION the new version's tensors differ in name, type, shape, size or place, or
- *                          its segments in size: the text names the first difference. The old
- * version stays, also at later calls, until a newer one fits; or a live model without the flag; or
- * a forked child MH_RESOURCE_EXHAUSTED, MH_FAILED_PRECONDITION  the driver does not map it: the old
- * one is back MH_DATA_LOSS           likewise; or not even the old one can be mapped again: nothing
- * is there, and a later call tries again */
+ *
+ * - MH_FAILED_PRECONDITION: the new version's tensors differ in name, type, shape, size or place,
+ * or its segments in size; the text names the first difference. The old version stays, also at
+ * later calls, until a newer one fits. Also: a live model without the flag, or a forked child.
+ * - MH_RESOURCE_EXHAUSTED, MH_FAILED_PRECONDITION: the driver does not map it; the old one is back.
+ * - MH_DATA_LOSS: likewise; or not even the old one can be mapped again, nothing is there, and a
+ *   later call tries again. */
 MH_API mh_status mh_live_remap(mh_live* live, const mh_handle** handle, mh_error* error);
 /* MH_OK, or why the last attempt to attach a newer version failed; it is tried again. */
 MH_API mh_status mh_live_status(const mh_live* live, mh_error* error);

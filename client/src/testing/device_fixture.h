@@ -23,8 +23,11 @@ inline constexpr uint64_t kSegmentBytes = uint64_t{64} << 10;
 inline constexpr char kGpu0[] = "GPU-00fafafa-fafa-fafa-fafa-fafafafafa00";
 inline constexpr char kGpu1[] = "GPU-01fafafa-fafa-fafa-fafa-fafafafafa01";
 
+// The GPUs of a machine of this test's own.
 inline Environment DeviceEnvironment(const Environment& more = {}) {
-  Environment environment = {{"FAKECUDA_DEVICES", "2"}, {"FAKECUDA_GRANULARITY_KB", "64"}};
+  Environment environment = {{"FAKECUDA_DEVICES", "2"},
+                             {"FAKECUDA_GRANULARITY_KB", "64"},
+                             {"FAKECUDA_MACHINE", "client" + std::to_string(::getpid())}};
   for (const auto& [name, value] : more) environment[name] = value;
   return environment;
 }

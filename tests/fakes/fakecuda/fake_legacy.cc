@@ -72,7 +72,7 @@ FAKE_CUDA_API cuMemFree_v2(DevicePtr at) {
                  "copies to it are in flight");
   // Whoever opened it may touch it no more: undefined in the documentation, an error here.
   mapped->memory->MarkFreed();
-  UnmapAt(at, mapped->bytes);
+  FreeAddresses(at, mapped->bytes);
   Driver().mappings.erase(at);
   return Rc::kSuccess;
 }
@@ -126,7 +126,7 @@ FAKE_CUDA_API cuIpcCloseMemHandle(DevicePtr at) {
   Mapped* const mapped = FindLegacy(at, /*imported=*/true);
   FAKE_CUDA_NEED(mapped != nullptr, Rc::kInvalidValue, "not an opened handle");
   if (--mapped->opened > 0) return Rc::kSuccess;
-  UnmapAt(at, mapped->bytes);
+  FreeAddresses(at, mapped->bytes);
   Driver().mappings.erase(at);
   return Rc::kSuccess;
 }

@@ -437,6 +437,10 @@ uintptr_t TakeAddresses(uint64_t bytes, uint64_t alignment) {
   return at;
 }
 
+void FreeAddresses(uintptr_t at, uint64_t bytes) {
+  if (::munmap(reinterpret_cast<void*>(at), bytes) != 0) std::abort();
+}
+
 bool MapAt(uintptr_t at, uint64_t bytes, int fd) {
   return ::mmap(reinterpret_cast<void*>(at), bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, fd, 0) !=
          MAP_FAILED;

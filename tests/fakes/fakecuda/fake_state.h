@@ -177,6 +177,7 @@ bool CopiesFromHost(const void* host, uint64_t bytes);
 
 // PROT_NONE addresses of `bytes`, aligned; 0 when there are none.
 uintptr_t TakeAddresses(uint64_t bytes, uint64_t alignment);
+void FreeAddresses(uintptr_t at, uint64_t bytes);
 bool MapAt(uintptr_t at, uint64_t bytes, int fd);
 void UnmapAt(uintptr_t at, uint64_t bytes);
 void ProtectAt(uintptr_t at, uint64_t bytes, uint32_t access);

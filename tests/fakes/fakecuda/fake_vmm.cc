@@ -147,7 +147,7 @@ FAKE_CUDA_API cuMemAddressFree(DevicePtr at, size_t bytes) {
   FAKE_CUDA_NEED(mapped == state.mappings.end() || mapped->first >= at + bytes, Rc::kInvalidValue,
                  "something is still mapped there");
   state.reservations.erase(found);
-  UnmapAt(at, bytes);
+  FreeAddresses(at, bytes);
   return Rc::kSuccess;
 }
 

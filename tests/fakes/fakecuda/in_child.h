@@ -34,6 +34,8 @@ class Child {
       ::prctl(PR_SET_PDEATHSIG, SIGKILL);
       if (::getppid() != parent) std::_Exit(3);
       ::close(pair[0]);
+      // Its GPUs are this test's alone.
+      ::setenv("FAKECUDA_MACHINE", std::to_string(parent).c_str(), 0);
       for (const auto& [name, value] : environment) ::setenv(name.c_str(), value.c_str(), 1);
       body(pair[1]);
       std::fflush(nullptr);

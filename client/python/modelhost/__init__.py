@@ -1,0 +1,39 @@
+"""Read-only views of model weights that modelhostd holds for this machine.
+
+    import modelhost
+
+    with modelhost.connect() as client:
+        model = client.acquire("planner", wait=True, timeout=30)   # "planner:canary", "planner@7"
+        weight = model["model.norm.weight"].numpy()                # nothing is read, parsed or copied
+        tokenizer = bytes(model.file("tokenizer.json"))
+        state_dict = model.torch()                                 # torch tensors on the same memory
+
+A view (tensor, array, torch tensor, memoryview, file) keeps its version mapped, unchanged and at one
+address, in whatever order things are freed; also after a swap and after the daemon's death.
+
+Units: times in seconds, sizes in bytes, shapes and strides in elements, outermost first.
+Threads: all objects may be shared by threads; calls that wait release the GIL.
+Errors: `Error` and its subclasses, one for each status of the C API, with the library's own text.
+fork: a child may go on reading; calls that need the daemon raise FailedPrecondition there until the
+child connects for itself.
+"""
+from ._client import Client, connect
+from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error,
+                      FailedPrecondition, Internal, InvalidArgument, NotFound, OutOfRange,
+                      PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable,
+                      Unimplemented, Unknown)
+from ._handle import Handle
+from ._live import Live, LiveSet
+from ._native import File, Tensor
+
+__all__ = [
+    "Aborted", "AlreadyExists", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Error",
+    "FailedPrecondition", "File", "Handle", "Internal", "InvalidArgument", "Live", "LiveSet",
+    "NotFound", "OutOfRange", "PermissionDenied", "ResourceExhausted", "Tensor", "Unauthenticated",
+    "Unavailable", "Unimplemented", "Unknown", "connect",
+]
+
+# As users know them, not where they are defined.
+for _name in __all__:
+    globals()[_name].__module__ = __name__
+del _name

@@ -1,0 +1,85 @@
+// The low-level objects under modelhost.Client, Handle, Live and LiveSet (modelhost/_client.py and
+// its neighbours), which have the interface for users. Methods that wait release the GIL.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstddef>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "client/python/native/session.h"
+
+namespace modelhost::python {
+
+// One reference to a version, until Close. The name outlives it.
+class Handle {
+ public:
+  explicit Handle(HeldPtr held) : held_(std::move(held)), name_(held_->Name()) {}
+  // Raises MH_FAILED_PRECONDITION when closed.
+  const HeldPtr& held() const;
+  const mh_handle* get() const { return held()->get(); }
+  bool closed() const { return held_ == nullptr; }
+  const std::string& name() const { return name_; }
+  // May unmap gigabytes: wants the GIL, and gives it away meanwhile.
+  void Close();
+  bool SameVersionAs(const mh_handle* handle) const {
+    return held_ != nullptr && held_->get() == handle;
+  }
+
+ private:
+  HeldPtr held_;
+  const std::string name_;
+};
+
+// A model that follows its label. mh_live_adopt and mh_live_release are for one thread at a time:
+// the GIL is held for both.
+class Live {
+ public:
+  Live(mh_live* live, std::shared_ptr<Session> session)
+      : session_(std::move(session)), live_(live) {}
+  Live(const Live&) = delete;
+  Live& operator=(const Live&) = delete;
+  ~Live() { mh_live_release(live_); }
+
+  // The newest version, held; the same object until there is a newer one.
+  HeldPtr Adopt();
+  HeldPtr current() const { return current_; }
+  mh_status Status(mh_error* error) const;
+  void Close();
+  bool closed() const { return live_ == nullptr; }
+
+ private:
+  std::shared_ptr<Session> session_;
+  mh_live* live_;
+  HeldPtr current_;
+};
+
+class LiveSet {
+ public:
+  LiveSet(mh_live_set* live, size_t count, std::shared_ptr<Session> session)
+      : session_(std::move(session)), live_(live), current_(count) {}
+  LiveSet(const LiveSet&) = delete;
+  LiveSet& operator=(const LiveSet&) = delete;
+  ~LiveSet() { mh_live_set_release(live_); }
+
+  // Members that did not change stay the same objects.
+  const std::vector<HeldPtr>& Adopt();
+  mh_status Status(mh_error* error) const;
+  void Close();
+  bool closed() const { return live_ == nullptr; }
+
+ private:
+  std::shared_ptr<Session> session_;
+  mh_live_set* live_;
+  std::vector<HeldPtr> current_;
+};
+
+void BindHandle(pybind11::module_& module);
+void BindLive(pybind11::module_& module);
+void BindClient(pybind11::module_& module);
+
+}  // namespace modelhost::python

@@ -1,0 +1,190 @@
+"""Following labels from Python: adopting, sets, events, asyncio; and a daemon that goes away."""
+import asyncio
+import pathlib
+import select
+import sys
+import threading
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import case  # noqa: E402
+import harness  # noqa: E402
+import models  # noqa: E402
+from case import wait_for  # noqa: E402
+
+
+def seed_of(handle):
+    (seed,) = set.union(*[models.seeds_in(tensor) for tensor in handle.values()])
+    return seed
+
+
+class Follow(case.Case):
+    def two_versions(self, model="planner"):
+        self.serve(model, 1)
+        self.publish(model, 2)
+
+    def swap(self, version, model="planner"):
+        self.ctl("swap", model, "--version", version)
+
+    @harness.smoke
+    def test_a_newer_version_is_adopted_when_asked_and_the_old_one_stays_as_long_as_it_is_kept(self):
+        self.two_versions()
+        live = self.connect().follow("planner")
+        first = live.adopt()
+        self.assertIs(live.adopt(), first)
+        self.assertIs(live.current, first)
+        old = memoryview(first["layer.0.weight"])
+        self.swap(2)
+        self.assertTrue(first.superseded)
+        self.assertEqual(live.current.version, 1)
+        second = wait_for("the newer version", lambda: live.adopt() is not first and live.adopt())
+        self.assertEqual((second.version, seed_of(second)), (2, 2))
+        self.assertIs(live.adopt(), second)
+        self.assertIs(live.current, second)
+        self.assertIsNone(live.error)
+        self.assertEqual(models.seeds_in(old), {1})
+        self.assertEqual(seed_of(first), 1)
+        live.close()
+        self.assertEqual(seed_of(second), 2)
+        with self.assertRaisesRegex(self.modelhost.FailedPrecondition, "closed"):
+            live.adopt()
+        live.close()
+
+    def test_a_handle_that_was_closed_is_made_anew_by_adopt(self):
+        self.two_versions()
+        with self.connect().follow("planner") as live:
+            live.adopt().close()
+            self.assertEqual(seed_of(live.adopt()), 1)
+
+    def test_what_nobody_keeps_is_given_back(self):
+        self.two_versions()
+        live = self.connect().follow("planner")
+        live.adopt()
+        self.swap(2)
+        wait_for("the newer version", lambda: live.adopt().version == 2)
+        self.wait_leases(1)
+        live.close()
+        del live
+        self.wait_leases(0)
+
+    def test_models_that_belong_together_change_together(self):
+        for model in ("a", "b"):
+            self.two_versions(model)
+        live = self.connect().follow_set(["a", "b"])
+        first = live.adopt()
+        self.assertEqual([handle.version for handle in first], [1, 1])
+        self.assertIs(live.adopt(), first)
+        self.ctl("swap", "a", "--version", 2, "--set", "b=2")
+        second = wait_for("the newer set", lambda: live.adopt() is not first and live.adopt())
+        self.assertEqual([(handle.version, seed_of(handle)) for handle in second], [(2, 2), (2, 2)])
+        self.swap(1, "b")
+        third = wait_for("the newest set", lambda: live.adopt() is not second and live.adopt())
+        self.assertEqual([handle.version for handle in third], [2, 1])
+        self.assertIs(third[0], second[0])
+        self.assertEqual([seed_of(handle) for handle in first], [1, 1])
+        self.assertIs(live.current, third)
+        self.assertIsNone(live.error)
+        live.close()
+        with self.assertRaises(self.modelhost.FailedPrecondition):
+            live.adopt()
+
+    def test_events_wake_whoever_polls(self):
+        self.two_versions()
+        client = self.connect()
+        handle = client.acquire("planner")
+        client.clear_events()
+        self.swap(2)
+        ready, _, _ = select.select([client], [], [], harness.DEADLINE_S)
+        self.assertEqual(ready, [client])
+        wait_for("the label", lambda: handle.superseded)
+
+    def test_a_task_of_asyncio_waits_for_changes(self):
+        self.two_versions()
+        client = self.connect()
+        live = client.follow("planner")
+        turns = 0
+
+        async def follow():
+            nonlocal turns
+            ready.set()
+            while live.adopt().version != 2:
+                turns += 1
+                await client.changed()
+            return live.current
+
+        async def both():
+            tasks = [asyncio.create_task(follow()) for _ in range(3)]
+            given_up = asyncio.create_task(client.changed())
+            await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.get_running_loop().run_in_executor(None, self.swap, 2)
+            return await asyncio.wait_for(asyncio.gather(*tasks), harness.DEADLINE_S)
+
+        ready = threading.Event()
+        self.assertEqual([handle.version for handle in asyncio.run(both())], [2, 2, 2])
+        # It waits, and does not spin.
+        self.assertLess(turns, 300)
+
+    def test_the_daemon_may_die_and_come_back(self):
+        self.two_versions()
+        client = self.connect(timeout=1)
+        handle = client.acquire("planner")
+        live = client.follow("planner")
+        file = handle.file("tokenizer.json")
+        self.daemon.kill()
+        wait_for("the loss to be seen", lambda: not client.state().connected)
+        self.assertEqual(seed_of(handle), 1)
+        self.assertIn(b'"seed": 1', bytes(file))
+        self.assertIn(b'"seed": 1', bytes(handle.file("tokenizer.json")))
+        with self.assertRaises((self.modelhost.Unavailable, self.modelhost.DeadlineExceeded)):
+            client.acquire("planner", timeout=0.3)
+        with self.assertRaises((self.modelhost.Unavailable, self.modelhost.DeadlineExceeded)):
+            handle.file("config.json")
+        self.daemon.start()
+        with harness.as_peer(harness.CLIENT):
+            wait_for("the client to be back", lambda: client.state().connected)
+        self.assertEqual(client.state().reconnects, 1)
+        self.swap(2)
+        wait_for("the newer version", lambda: live.adopt().version == 2)
+        self.assertEqual((seed_of(handle), seed_of(live.current)), (1, 2))
+        self.assertIn(b'"seed": 1', bytes(handle.file("config.json")))
+
+    def test_an_evicted_version_can_be_read_on(self):
+        self.two_versions()
+        client = self.connect()
+        handle = client.acquire("planner")
+        view = memoryview(handle["layer.0.weight"])
+        (lease,) = self.json("leases")["items"]
+        self.ctl("evict", lease["id"], "--yes")
+        self.swap(2)
+        self.wait_leases(0)
+        self.assertEqual(models.seeds_in(view), {1})
+        self.assertEqual(seed_of(handle), 1)
+        self.assertEqual(client.acquire("planner").version, 2)
+        handle.close()
+        del view
+        self.assertTrue(client.state().connected)
+
+    def test_the_gil_is_free_while_a_call_waits(self):
+        self.two_versions()
+        client = self.connect()
+
+        def serve(version):
+            self.publish("planner", version)
+            self.ctl("load", f"planner@{version}")
+
+        late = self.folder / "late"
+        for what, call, make_it_end in [
+                ("acquire", lambda: client.acquire("planner@3", wait=True, timeout=harness.DEADLINE_S),
+                 lambda: serve(3)),
+                ("acquire_set", lambda: client.acquire_set(["planner@4"], wait=True,
+                                                           timeout=harness.DEADLINE_S),
+                 lambda: serve(4)),
+                ("connect", lambda: self.modelhost.connect(late / "run", timeout=harness.DEADLINE_S),
+                 lambda: self.new_daemon("late"))]:
+            with self.subTest(what):
+                answers = []
+                waiter = threading.Thread(target=lambda: answers.append(call()))
+                waiter.start()
+                make_it_end()  # By this thread: not before the timeout if the other had the GIL.
+                waiter.join()
+                self.assertEqual(len(answers), 1)

@@ -1,0 +1,273 @@
+"""torch tensors and modules on shared weights."""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import case  # noqa: E402
+import harness  # noqa: E402
+from case import need  # noqa: E402
+
+NAMES = {"F32": "float32", "F64": "float64", "F16": "float16", "BF16": "bfloat16", "I8": "int8",
+         "U8": "uint8", "I16": "int16", "I32": "int32", "I64": "int64", "BOOL": "bool",
+         "C64": "complex64"}
+
+
+class Torch(case.Case):
+    def setUp(self):
+        self.torch = need("torch")
+        super().setUp()
+
+    def serve_module(self, module, version=1, model="net", names=None, drop=()):
+        """Publishes what `module.state_dict()` has, by safetensors names."""
+        of = {getattr(self.torch, name): dtype for dtype, name in NAMES.items()}
+        tensors = {}
+        for name, value in module.state_dict().items():
+            if name not in drop:
+                flat = value.contiguous().reshape(-1)
+                data = bytes(flat.view(self.torch.uint8).numpy()) if flat.numel() else b""
+                tensors[(names or {}).get(name, name)] = (of[value.dtype], list(value.shape), data)
+        self.serve_tensors(model, version, tensors)
+        return self.connect().acquire(f"{model}@{version}")
+
+    @harness.smoke
+    def test_a_state_dict_is_on_the_shared_memory(self):
+        tensors = {name: row for name, row in case.every_type().items()
+                   if row[0] in NAMES}
+        self.serve_tensors("planner", 1, tensors)
+        handle = self.connect().acquire("planner")
+        made = handle.torch()
+        self.assertEqual(list(made), sorted(tensors))
+        for name, (dtype, shape, data) in tensors.items():
+            with self.subTest(name):
+                for tensor in (made[name], handle[name].torch()):
+                    self.assertEqual(tensor.dtype, getattr(self.torch, NAMES[dtype]))
+                    self.assertEqual(list(tensor.shape), shape)
+                    self.assertFalse(tensor.requires_grad)
+                    if data:
+                        self.assertEqual(tensor.data_ptr(), handle[name].data_ptr)
+                        self.assertEqual(bytes(tensor.reshape(-1).view(self.torch.uint8).numpy()), data)
+                if dtype != "BOOL":
+                    other = self.torch.from_dlpack(handle[name])
+                    self.assertEqual(other.dtype, made[name].dtype)
+        handle.close()
+        self.assertEqual(self.leases(), 1)
+        last = made["of.F32"]
+        del made, tensor, other
+        self.assertEqual(last.sum().item(), last.clone().sum().item())
+        self.assertEqual(self.leases(), 1)
+        del last
+        self.wait_leases(0)
+
+    def test_types_that_torch_lacks_are_refused_by_name(self):
+        self.serve_tensors("planner", 1, case.every_type())
+        handle = self.connect().acquire("planner")
+        for dtype in ("U16", "F8_E4M3"):
+            if hasattr(self.torch, "uint16"):
+                self.skipTest("this torch has these types")
+            for call in (handle[f"of.{dtype}"].torch, handle.torch):
+                with self.assertRaisesRegex(TypeError, r"tensor 'of\.\w+': torch .* no dtype.*view_bytes"):
+                    call()
+            with self.assertRaisesRegex(TypeError, rf"of\.{dtype}"):
+                handle[f"of.{dtype}"].torch()
+
+    def test_a_copy_is_private_and_writable(self):
+        self.serve_tensors("planner", 1, {"w": ("F32", [2], case.pattern("F32", [2]))})
+        handle = self.connect().acquire("planner")
+        for copy in (handle.torch(copy=True)["w"], handle["w"].torch(copy=True)):
+            copy.zero_()
+        self.assertEqual(bytes(handle["w"]), case.pattern("F32", [2]))
+
+    def test_a_write_without_a_copy_is_the_documented_fault(self):
+        self.serve_tensors("planner", 1, {"w": ("F32", [2], case.pattern("F32", [2]))})
+        import signal
+        self.script("""
+            import torch
+            handle = modelhost.connect(runtime).acquire("planner")
+            handle["w"].torch().zero_()
+        """, expect=-signal.SIGSEGV)
+
+    def test_a_component_has_to_be_named_where_there_are_several(self):
+        folder = self.folder / "two"
+        for name in ("text", "vision"):
+            case.write_tensors(folder / name / "model.safetensors", {
+                "shared": ("U8", [2], name[:2].encode()), f"only.{name}": ("U8", [1], b"x")})
+        self.serve("pair", 1, folder=folder)
+        handle = self.connect().acquire("pair")
+        first, second = sorted(handle.components)
+        with self.assertRaisesRegex(self.modelhost.InvalidArgument, f"{first}, {second}"):
+            handle.torch()
+        with self.assertRaisesRegex(self.modelhost.NotFound, f"'x'.*{first}, {second}"):
+            handle.torch("x")
+        self.assertEqual(list(handle.torch(first)), ["only.text", "shared"])
+        self.assertEqual(bytes(handle.torch(second)["shared"].numpy()), b"vi")
+
+    # --- load_into
+
+    def net(self, device="cpu"):
+        nn = self.torch.nn
+        self.torch.manual_seed(7)
+        return nn.Sequential(nn.Linear(8, 16, device=device), nn.BatchNorm1d(16, device=device),
+                             nn.Linear(16, 4, device=device)).eval()
+
+    def test_a_module_uses_the_shared_memory_and_computes_the_same(self):
+        import modelhost.torch
+        original = self.net()
+        handle = self.serve_module(original)
+        module = self.net(device="meta")
+        result = modelhost.torch.load_into(module, handle)
+        self.assertEqual(result, ([], []))
+        for name, value in module.state_dict().items():
+            self.assertEqual(value.data_ptr(), handle[name].data_ptr, name)
+        for parameter in module.parameters():
+            self.assertIsInstance(parameter, self.torch.nn.Parameter)
+            self.assertFalse(parameter.requires_grad)
+        x = self.torch.randn(3, 8)
+        with self.torch.no_grad():
+            self.assertTrue(self.torch.equal(module(x), original(x)))
+        handle.close()
+        with self.torch.no_grad():
+            self.assertTrue(self.torch.equal(module(x), original(x)))
+        self.assertEqual(self.leases(), 1)
+        del module, handle, parameter, value
+        self.wait_leases(0)
+
+    def test_a_recurrent_module_uses_what_was_loaded(self):
+        import modelhost.torch
+        self.torch.manual_seed(3)
+        original = self.torch.nn.LSTM(4, 5).eval()
+        handle = self.serve_module(original)
+        module = self.torch.nn.LSTM(4, 5).eval()
+        modelhost.torch.load_into(module, handle)
+        x = self.torch.randn(6, 1, 4)
+        with self.torch.no_grad():
+            self.assertTrue(self.torch.equal(module(x)[0], original(x)[0]))
+
+    def test_misfits_are_refused_by_name_and_change_nothing(self):
+        import modelhost.torch
+        nn = self.torch.nn
+        handle = self.serve_module(self.net())
+        for what, module, expected in [
+                ("a shape", nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 5)),
+                 [r"2\.weight: shape \[4, 16\] in the model, \[5, 16\] in the module", r"2\.bias: shape"]),
+                ("a dtype", self.net().to(self.torch.bfloat16),
+                 [r"0\.weight: torch\.float32 in the model, torch\.bfloat16 in the module"]),
+                ("a missing name", nn.Sequential(*self.net(), nn.Linear(4, 2)),
+                 [r"3\.weight: not in the model"]),
+                ("one too many", nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)),
+                 [r"2\.weight: not in the module"])]:
+            with self.subTest(what):
+                before = {name: value.data_ptr() for name, value in module.state_dict().items()}
+                with self.assertRaises(self.modelhost.InvalidArgument) as raised:
+                    modelhost.torch.load_into(module, handle)
+                for pattern in [r"net@1 does not fit Sequential", *expected]:
+                    self.assertRegex(str(raised.exception), pattern)
+                self.assertEqual(
+                    {name: value.data_ptr() for name, value in module.state_dict().items()}, before)
+        lazy = nn.Sequential(nn.LazyLinear(16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+        with self.assertRaisesRegex(self.modelhost.InvalidArgument, r"0\.weight.*lazy"):
+            modelhost.torch.load_into(lazy, handle)
+
+    def test_what_does_not_fit_by_name_is_returned_when_not_strict(self):
+        import modelhost.torch
+        nn = self.torch.nn
+        handle = self.serve_module(self.net())
+        module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Identity(), nn.Linear(16, 4))
+        kept = module[3].weight.clone()
+        result = modelhost.torch.load_into(module, handle, strict=False)
+        self.assertEqual(sorted(result.missing_keys), ["3.bias", "3.weight"])
+        self.assertEqual(sorted(result.unexpected_keys), ["2.bias", "2.weight"])
+        self.assertTrue(self.torch.equal(module[3].weight, kept))
+        self.assertEqual(module[0].weight.data_ptr(), handle["0.weight"].data_ptr)
+
+    def tied(self):
+        nn = self.torch.nn
+        self.torch.manual_seed(5)
+        net = nn.ModuleDict({"embed": nn.Embedding(10, 6), "head": nn.Linear(6, 10, bias=False)})
+        net["head"].weight = net["embed"].weight
+        return net
+
+    def test_tied_weights_stay_tied_whether_the_model_has_one_name_or_both(self):
+        import modelhost.torch
+        original = self.tied()
+        for version, drop in enumerate([("head.weight",), ("embed.weight",), ()], 1):
+            with self.subTest(version):
+                handle = self.serve_module(original, version, drop=drop)
+                module = self.tied()
+                module["embed"].weight.data.zero_()
+                self.assertEqual(modelhost.torch.load_into(module, handle), ([], []))
+                self.assertIs(module["head"].weight, module["embed"].weight)
+                self.assertTrue(self.torch.equal(module["head"].weight, original["head"].weight))
+
+    def test_tied_weights_that_differ_in_the_model_are_refused(self):
+        import modelhost.torch
+        other = self.tied()
+        other["head"].weight = self.torch.nn.Parameter(other["embed"].weight + 1)
+        handle = self.serve_module(other)
+        with self.assertRaisesRegex(self.modelhost.InvalidArgument, "head.weight: tied to embed.weight"):
+            modelhost.torch.load_into(self.tied(), handle)
+
+    def test_a_module_that_is_used_twice_is_loaded_once(self):
+        import modelhost.torch
+        nn = self.torch.nn
+        shared = nn.Linear(3, 3)
+        net = nn.ModuleDict({"a": shared, "b": shared})
+        handle = self.serve_module(net)
+        again = nn.Linear(3, 3)
+        module = nn.ModuleDict({"a": again, "b": again})
+        modelhost.torch.load_into(module, handle)
+        self.assertTrue(self.torch.equal(again.weight, shared.weight))
+
+    def test_training_needs_copies_and_then_works(self):
+        import modelhost.torch
+        handle = self.serve_module(self.net())
+        module = self.net()
+        with self.assertRaisesRegex(self.modelhost.InvalidArgument, "copy=True"):
+            modelhost.torch.load_into(module, handle, requires_grad=True)
+        modelhost.torch.load_into(module, handle, copy=True, requires_grad=True)
+        optimiser = self.torch.optim.SGD(module.parameters(), 0.1)
+        before = bytes(handle["0.weight"])
+        module(self.torch.randn(3, 8)).sum().backward()
+        optimiser.step()
+        self.assertEqual(bytes(handle["0.weight"]), before)
+        self.assertNotEqual(bytes(module[0].weight.detach().numpy()), before)
+
+    def test_views_with_strides_keep_them(self):
+        torch = self.torch
+        folder = self.folder / "pt"
+        folder.mkdir()
+        base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
+        torch.save({"w": base.t(), "v": base[:, ::2]}, folder / "model.pt")
+        self.serve("strided", 1, folder=folder)
+        handle = self.connect().acquire("strided")
+        made = handle.torch()
+        for name, expected in (("w", base.t()), ("v", base[:, ::2])):
+            with self.subTest(name):
+                self.assertFalse(handle[name].contiguous)
+                self.assertTrue(torch.equal(made[name], expected))
+                self.assertEqual(made[name].stride(), expected.stride())
+                self.assertTrue((handle[name].numpy() == expected.numpy()).all())
+                self.assertTrue((handle[name].numpy(raw=True).view("float32") == expected.numpy()).all())
+                self.assertEqual(bytes(memoryview(handle[name])), expected.numpy().tobytes())
+                with self.assertRaises(BufferError):
+                    hash_of(handle[name])
+
+    def test_the_interpreter_may_end_with_live_tensors(self):
+        self.serve_tensors("planner", 1, {"w": ("F32", [4], case.pattern("F32", [4]))})
+        for ending in ("keep = made(); keep.append(keep)", "torch.keep = made()"):
+            with self.subTest(ending):
+                self.script(f"""
+                    import torch, modelhost.torch
+                    def made():
+                        handle = modelhost.connect(runtime).acquire("planner")
+                        module = torch.nn.Module()
+                        module.w = torch.nn.Parameter(torch.empty(4))
+                        modelhost.torch.load_into(module, handle)
+                        return [handle, handle.torch(), module, handle["w"].torch()]
+                    {ending}
+                """)
+        self.wait_leases(0)
+
+
+def hash_of(tensor):
+    import hashlib
+    return hashlib.sha256(tensor)
