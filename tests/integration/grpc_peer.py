@@ -129,7 +129,12 @@ class Peer:
         request.acquire.refs.add(model="planner")
         for _ in range(requests):
             waiting.put(request)
+        self.unsent_requests = waiting
         self.sessions[key] = self.stub(key).Session(iter(waiting.get, None))
+
+    def unsent(self):
+        """How many of them the stream has not taken yet."""
+        return self.unsent_requests.qsize()
 
     def deaf_end(self, key="deaf"):
         """How that stream ended, once it is read after all."""
