@@ -123,11 +123,11 @@ class Peer:
         self.channels.pop(key).close()
 
     def deaf(self, requests, key="deaf"):
-        """A stream whose events nobody takes, with many requests on it."""
+        """A stream with one lease, whose events nobody takes, with many requests on it."""
         waiting = queue.Queue()
-        request = worker_pb2.SessionRequest()
-        request.acquire.refs.add(model="planner")
-        for _ in range(requests):
+        for number in range(requests):
+            request = worker_pb2.SessionRequest()
+            request.acquire.refs.add(model="none" if number else "planner")
             waiting.put(request)
         self.unsent_requests = waiting
         self.sessions[key] = self.stub(key).Session(iter(waiting.get, None))
