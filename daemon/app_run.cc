@@ -100,6 +100,7 @@ void App::Impl::BeginStop(int signal_number) {
   broker->Stop();
   // Before anything waits: who loads stops, and RPCs that wait for a load are answered.
   manager->CancelWork();
+  devices->Stop();  // A driver that hangs holds up nobody.
   reloader->Stop();
   loop->PostDelayed(kStopTime, [this] {
     logger.Write(

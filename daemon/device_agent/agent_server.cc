@@ -26,8 +26,6 @@ using agent::Frame;
 using agent::Reply;
 using agent::Request;
 
-// Making a context and pinning a ring cost a tenth of a second and more; loads often come together.
-constexpr std::chrono::seconds kKeepContext{10};
 constexpr std::chrono::seconds kIdleWait{60};
 constexpr std::chrono::milliseconds kProgressEvery{200};
 constexpr std::chrono::seconds kReplyPatience{10};
@@ -37,6 +35,8 @@ constexpr uint64_t kGlanceBytes = 64;
 struct Session {
   explicit Session(cuda::PrimaryContext made) : context(std::move(made)) {}
   cuda::PrimaryContext context;
+  SteadyTime used = std::chrono::steady_clock::now();  // Looking at segments is no use.
+  SteadyTime ring_used = used;
   std::unique_ptr<UploadRing> ring;
   uint64_t ring_bytes = 0;
   uint32_t threads = 0;
@@ -44,7 +44,8 @@ struct Session {
 
 class Server {
  public:
-  Server(UniqueFd socket, const char* library) : socket_(std::move(socket)), library_(library) {}
+  Server(UniqueFd socket, const char* library, std::chrono::milliseconds keep)
+      : socket_(std::move(socket)), library_(library), keep_(keep) {}
   int Run();
 
  private:
@@ -59,6 +60,12 @@ class Server {
   Result<void> Memory(Reply& reply);
   Result<void> Try(const Request& request, Frame frame);
 
+  // Gives back what was not used for `keep_`. When there is more to give back.
+  SteadyTime Expire();
+  void NoteUse(Frame frame);
+  // Whether another process may do better with what is asked next.
+  bool IsDead(Frame frame, const Result<void>& answered, Reply& reply, std::vector<UniqueFd>& out);
+
   Result<void> Begin();
   Result<UploadRing*> Ring(const Request& request);
   // Where a request's segment is mapped; `hold` keeps it there.
@@ -71,6 +78,7 @@ class Server {
 
   const UniqueFd socket_;
   const char* const library_;
+  const std::chrono::milliseconds keep_;
   cuda::DriverLoad load_;
   bool loaded_ = false;
   std::string uuid_;
@@ -377,19 +385,56 @@ Result<void> Server::Send(const Reply& reply, const std::vector<UniqueFd>& fds) 
   return SendFrame(socket_, AsBytes(reply), {}, lent);
 }
 
+SteadyTime Server::Expire() {
+  const SteadyTime now = std::chrono::steady_clock::now();
+  SteadyTime next = now + kIdleWait;
+  if (!session_.has_value()) return next;
+  // With cuda_ipc the context holds the segments.
+  if (legacy_.empty() && now - session_->used >= keep_) {
+    session_.reset();
+    return next;
+  }
+  if (now - session_->ring_used >= keep_) session_->ring.reset();
+  if (session_->ring != nullptr) next = std::min(next, session_->ring_used + keep_);
+  if (legacy_.empty()) next = std::min(next, session_->used + keep_);
+  return next;
+}
+
+void Server::NoteUse(Frame frame) {
+  if (!session_.has_value()) return;
+  const bool ring = frame == Frame::kUpload || frame == Frame::kVerify;
+  const SteadyTime now = std::chrono::steady_clock::now();
+  if (ring) session_->ring_used = now;
+  if (ring || frame == Frame::kCreate || frame == Frame::kOpen) session_->used = now;
+}
+
+bool Server::IsDead(Frame frame, const Result<void>& answered, Reply& reply,
+                    std::vector<UniqueFd>& out) {
+  const bool first = frame == Frame::kList || frame == Frame::kOpen || frame == Frame::kTryImport ||
+                     frame == Frame::kTryHostRead;
+  // A driver that fails without a context may fail in this process only.
+  bool dead =
+      !first && !answered.ok() && answered.error().code == Code::kUnavailable && legacy_.empty();
+  if (!session_.has_value()) return dead;
+  // A dead context says so to whatever is asked next, and in this process for good.
+  const cuda::Rc rc = load_.driver->call().cuCtxSynchronize();
+  // What the driver did not take back stays until this process ends, as legacy memory does.
+  dead |= cuda::IsSticky(rc) || (load_.driver->lost_handles() > 0 && legacy_.empty());
+  if (cuda::IsSticky(rc) && answered.ok()) {
+    out.clear();
+    reply.code = static_cast<uint32_t>(Code::kUnavailable);
+    agent::CopyText(reply.text, load_.driver->ToError(rc, "the context").text);
+  }
+  return dead;
+}
+
 int Server::Run() {
   const DaemonWatch watch(socket_);
   std::array<std::byte, abi::kMaxFrameBytes> buffer;
   while (true) {
-    const bool keep = session_.has_value() && legacy_.empty();
-    auto frame = ReceiveFrame(
-        socket_, buffer, ReceiveWait::kUntilDeadline,
-        std::chrono::steady_clock::now() + (keep ? std::chrono::seconds(kKeepContext) : kIdleWait));
+    auto frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, Expire());
     if (!frame.ok()) {
-      if (frame.error().code == Code::kDeadlineExceeded) {
-        if (legacy_.empty()) session_.reset();
-        continue;
-      }
+      if (frame.error().code == Code::kDeadlineExceeded) continue;
       return frame.error().code == Code::kUnavailable ? 0 : 4;
     }
     const auto type = static_cast<Frame>(frame->header.type);
@@ -406,18 +451,8 @@ int Server::Run() {
       reply.code = static_cast<uint32_t>(answered.error().code);
       agent::CopyText(reply.text, answered.error().text);
     }
-    // A dead context says so to whatever is asked next, and in this process for good.
-    bool dead = false;
-    if (session_.has_value()) {
-      const cuda::Rc rc = load_.driver->call().cuCtxSynchronize();
-      // What the driver did not take back stays until this process ends, as legacy memory does.
-      dead = cuda::IsSticky(rc) || (load_.driver->lost_handles() > 0 && legacy_.empty());
-      if (cuda::IsSticky(rc) && answered.ok()) {
-        out.clear();
-        reply.code = static_cast<uint32_t>(Code::kUnavailable);
-        agent::CopyText(reply.text, load_.driver->ToError(rc, "the context").text);
-      }
-    }
+    NoteUse(type);
+    const bool dead = IsDead(type, answered, reply, out);
     reply.dead = dead ? 1 : 0;
     reply.header = MakeHeader(static_cast<abi::FrameType>(Frame::kReply), sizeof(reply),
                               frame->header.request_id, out.size());
@@ -437,8 +472,8 @@ int Server::Run() {
 
 }  // namespace
 
-int RunDeviceAgent(UniqueFd socket, const char* library) {
-  return Server(std::move(socket), library).Run();
+int RunDeviceAgent(UniqueFd socket, const char* library, std::chrono::milliseconds keep) {
+  return Server(std::move(socket), library, keep).Run();
 }
 
 }  // namespace modelhost

@@ -2,6 +2,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <thread>
 
 #include "daemon/device_agent/agent_finder.h"
 #include "daemon/device_agent/device_agent_test_fixture.h"
@@ -194,6 +195,27 @@ TEST_F(AgentTierTest, AFullDeviceRefuses) {
   Start();
   const auto made = Make();
   EXPECT_TRUE(absl::IsResourceExhausted(made.status())) << made.status();
+}
+
+// Also while it looks for GPUs, of which nobody knows yet.
+TEST_F(AgentTierTest, NobodyWaitsForADriverThatHangsOnceTheDaemonEnds) {
+  const std::string mark = ::testing::TempDir() + "/tier_hang_" + std::to_string(::getpid());
+  Set("FAKECUDA_FAIL", "cuInit:1:hang");
+  Set("FAKECUDA_FAIL_MARK", mark);
+  DeviceAgentOptions options = Options();
+  options.stall = absl::Seconds(60);
+  finder_ = std::make_unique<AgentFinder>(*program_.Duplicate(), clock_, options);
+  tier_ = std::make_unique<DeviceTier>(*finder_, clock_, host_, DeviceTierOptions{});
+  std::thread discovery([this] { tier_->Discover(); });
+  const absl::Duration start = clock_.Monotonic();
+  while (::access(mark.c_str(), F_OK) != 0 && clock_.Monotonic() - start < absl::Seconds(30)) {
+    std::this_thread::yield();
+  }
+  tier_->Stop();
+  discovery.join();
+  EXPECT_LT(clock_.Monotonic() - start, absl::Seconds(45));
+  EXPECT_THAT(tier_->Snapshot().reason, HasSubstr("the daemon ends"));
+  ::unlink(mark.c_str());
 }
 
 // Without exports of memory: the agent holds it, and it goes when it is told.

@@ -59,14 +59,15 @@ absl::StatusOr<DeviceAgent::Running> DeviceAgent::Start(const UniqueFd& program,
 absl::StatusOr<std::vector<DeviceInfo>> DeviceAgent::List(const UniqueFd& program, Clock& clock,
                                                           const DeviceAgentOptions& options) {
   (void)clock;
+  const AgentPatience patience{absl::ToChronoMilliseconds(options.stall),
+                               absl::ToChronoMilliseconds(options.cancel), options.ended};
   auto running = Start(program, options);
   if (!running.ok()) return running.status();
   std::vector<DeviceInfo> devices;
   for (uint32_t index = 0;; ++index) {
     agent::Request request{};
     request.index = index;
-    const auto answer = running->link.Ask(agent::Frame::kList, request, {},
-                                          absl::ToChronoMilliseconds(options.stall));
+    const auto answer = running->link.Ask(agent::Frame::kList, request, {}, patience);
     if (!answer.ok()) return ToStatus(answer.error(), "look for GPUs");
     const agent::Reply& reply = answer->reply;
     if (reply.devices == 0) {
@@ -89,8 +90,7 @@ agent::Request DeviceAgent::NewRequest() const {
 absl::StatusOr<AgentAnswer> DeviceAgent::Ask(agent::Frame frame, const agent::Request& request,
                                              const std::vector<const UniqueFd*>& fds,
                                              const Progress& progress) {
-  auto answer =
-      running_->link.Ask(frame, request, fds, absl::ToChronoMilliseconds(options_.stall), progress);
+  auto answer = running_->link.Ask(frame, request, fds, PatienceOf(held_), progress);
   if (!running_->link.broken()) {
     if (!answer.ok()) return ToStatus(answer.error(), uuid_);
     return *std::move(answer);
@@ -103,16 +103,30 @@ absl::StatusOr<AgentAnswer> DeviceAgent::Ask(agent::Frame frame, const agent::Re
       how = absl::StrCat(" (", end->signalled ? "signal " : "status ", end->code, ")");
     }
   }
-  running_->child.Kill();
-  late_.Keep(std::move(running_->child));
-  running_.reset();
+  const bool hurry = !answer.ok() && answer.error().code == Code::kCancelled;
+  Drop(hurry ? options_.cancel : ChildProcess::kKillPatience);
   if (!answer.ok())
     return ToStatus(Error{answer.error().code, answer.error().text + how, 0}, uuid_);
   return *std::move(answer);
 }
 
-absl::Status DeviceAgent::Ready() {
+void DeviceAgent::Drop(absl::Duration patience) {
+  running_->child.Kill(patience);
+  late_.Keep(std::move(running_->child));
+  running_.reset();
+  held_ = 0;
+}
+
+AgentPatience DeviceAgent::PatienceOf(uint64_t held) const {
+  const auto stall = absl::ToChronoMilliseconds(options_.stall);
+  return {stall, held > 0 ? stall : absl::ToChronoMilliseconds(options_.cancel), options_.ended};
+}
+
+absl::Status DeviceAgent::Ready(const Progress& progress) {
   if (running_.has_value()) return absl::OkStatus();
+  if (options_.ended != nullptr && *options_.ended) {
+    return absl::CancelledError(absl::StrCat(uuid_, ": the daemon ends"));
+  }
   (void)late_.Reap();
   auto started = Start(program_, options_);
   if (!started.ok()) return started.status();
@@ -120,28 +134,43 @@ absl::Status DeviceAgent::Ready() {
   ++incarnation_;
   agent::Request open = NewRequest();
   while (true) {
-    auto answer = Ask(agent::Frame::kOpen, open, {}, nullptr);
+    auto answer = Ask(agent::Frame::kOpen, open, {}, progress);
     // What is tried in another process comes back with the next question, once each.
-    absl::StatusOr<bool> more =
-        answer.ok() ? TryElsewhere(answer->reply, open) : absl::StatusOr<bool>(answer.status());
-    if (!more.ok() || !running_.has_value()) {
-      running_.reset();
-      return more.ok() ? absl::UnavailableError(absl::StrCat(uuid_, ": the device agent has ended"))
-                       : more.status();
+    absl::StatusOr<bool> more = answer.ok() ? TryElsewhere(answer->reply, open, progress)
+                                            : absl::StatusOr<bool>(answer.status());
+    absl::Status taken = more.status();
+    if (taken.ok() && !running_.has_value()) {
+      taken = absl::UnavailableError(absl::StrCat(uuid_, ": the device agent has ended"));
     }
-    if (*more) continue;
-    const agent::DeviceRecord& record = answer->reply.device;
-    const auto mode = static_cast<DeviceMode>(record.mode);
-    report_ = DeviceReport{.info = InfoOf(record),
-                           .mode = DeviceModeName(mode),
-                           .reason = std::string(agent::TextOf(record.reason)),
-                           .limits = DeviceModeLimits(mode),
-                           .granularity = record.granularity};
-    return absl::OkStatus();
+    if (taken.ok() && *more) continue;
+    if (taken.ok()) taken = Take(answer->reply.device);
+    if (!taken.ok() && running_.has_value()) {
+      Drop(absl::IsCancelled(taken) ? options_.cancel : ChildProcess::kKillPatience);
+    }
+    return taken;
   }
 }
 
-absl::StatusOr<bool> DeviceAgent::TryElsewhere(const agent::Reply& reply, agent::Request& open) {
+absl::Status DeviceAgent::Take(const agent::DeviceRecord& record) {
+  const auto mode = static_cast<DeviceMode>(record.mode);
+  DeviceReport report{.info = InfoOf(record),
+                      .mode = DeviceModeName(mode),
+                      .reason = std::string(agent::TextOf(record.reason)),
+                      .limits = DeviceModeLimits(mode),
+                      .granularity = record.granularity};
+  if (report_.has_value() &&
+      (report.mode != report_->mode || report.granularity != report_->granularity)) {
+    return absl::UnavailableError(absl::StrCat(
+        uuid_, ": it was ", report_->mode, " with granularity ", report_->granularity,
+        " at first, a new device agent finds ", report.mode, " with granularity ",
+        report.granularity, ": ", report.reason, " (restart the daemon to work with that)"));
+  }
+  report_ = std::move(report);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> DeviceAgent::TryElsewhere(const agent::Reply& reply, agent::Request& open,
+                                               const Progress& progress) {
   const auto untried = [](uint32_t test) {
     return test == static_cast<uint32_t>(TestResult::kNotRun);
   };
@@ -154,9 +183,11 @@ absl::StatusOr<bool> DeviceAgent::TryElsewhere(const agent::Reply& reply, agent:
   auto other = Start(program_, options_);
   if (!other.ok()) return other.status();
   const auto tried = other->link.Ask(direct ? agent::Frame::kTryHostRead : agent::Frame::kTryImport,
-                                     request, {}, absl::ToChronoMilliseconds(options_.stall));
-  other->child.Kill();
+                                     request, {}, PatienceOf(0), progress);
+  const bool cancelled = !tried.ok() && tried.error().code == Code::kCancelled;
+  other->child.Kill(cancelled ? options_.cancel : ChildProcess::kKillPatience);
   late_.Keep(std::move(other->child));
+  if (cancelled) return ToStatus(tried.error(), uuid_);  // Nothing is known of the device.
   TestResult result = TestResult::kPassed;
   if (!tried.ok()) {
     const Code code = tried.error().code;
@@ -173,16 +204,22 @@ absl::StatusOr<bool> DeviceAgent::TryElsewhere(const agent::Reply& reply, agent:
 
 absl::StatusOr<DeviceReport> DeviceAgent::Report() {
   const absl::MutexLock lock(&mutex_);
-  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  if (running_.has_value()) {
+    // It may have died, or its driver, since it was asked last: then another one says what there
+    // is. One that holds segments stays, and says what is wrong.
+    const auto asked = Ask(agent::Frame::kMemory, NewRequest(), {}, nullptr);
+    if (absl::IsUnavailable(asked.status()) && running_.has_value()) return asked.status();
+  }
+  if (const absl::Status ready = Ready(nullptr); !ready.ok()) return ready;
   return *report_;
 }
 
-absl::StatusOr<DeviceSegment> DeviceAgent::Create(uint64_t bytes) {
+absl::StatusOr<DeviceSegment> DeviceAgent::Create(uint64_t bytes, const Progress& progress) {
   const absl::MutexLock lock(&mutex_);
-  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  if (const absl::Status ready = Ready(progress); !ready.ok()) return ready;
   agent::Request request = NewRequest();
   request.bytes = bytes;
-  auto answer = Ask(agent::Frame::kCreate, request, {}, nullptr);
+  auto answer = Ask(agent::Frame::kCreate, request, {}, progress);
   if (!answer.ok()) return answer.status();
   DeviceSegment segment;
   segment.bytes = bytes;
@@ -193,6 +230,7 @@ absl::StatusOr<DeviceSegment> DeviceAgent::Create(uint64_t bytes) {
   if (!segment.fd.valid() && segment.id == 0) {
     return absl::InternalError(absl::StrCat(uuid_, ": the agent made a segment and gave nothing"));
   }
+  if (!segment.fd.valid() && running_.has_value()) ++held_;
   return segment;
 }
 
@@ -213,7 +251,7 @@ absl::StatusOr<uint64_t> DeviceAgent::Upload(const DeviceSegment& segment,
   const auto plan = MakePlan(copies);
   if (!plan.ok()) return plan.status();
   const absl::MutexLock lock(&mutex_);
-  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  if (const absl::Status ready = Ready(progress); !ready.ok()) return ready;
   if (const absl::Status held = CheckHeld(segment); !held.ok()) return held;
   agent::Request request = NewRequest();
   request.bytes = segment.bytes;
@@ -232,7 +270,7 @@ absl::StatusOr<uint64_t> DeviceAgent::Upload(const DeviceSegment& segment,
 absl::Status DeviceAgent::Verify(const DeviceSegment& segment, uint64_t checksum,
                                  const Progress& progress) {
   const absl::MutexLock lock(&mutex_);
-  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  if (const absl::Status ready = Ready(progress); !ready.ok()) return ready;
   if (const absl::Status held = CheckHeld(segment); !held.ok()) return held;
   agent::Request request = NewRequest();
   request.bytes = segment.bytes;
@@ -245,7 +283,7 @@ absl::Status DeviceAgent::Verify(const DeviceSegment& segment, uint64_t checksum
 
 absl::Status DeviceAgent::Check(const DeviceSegment& segment) {
   const absl::MutexLock lock(&mutex_);
-  if (const absl::Status ready = Ready(); !ready.ok()) {
+  if (const absl::Status ready = Ready(nullptr); !ready.ok()) {
     // Other GPUs are left, this one is not.
     return absl::IsNotFound(ready) ? absl::UnavailableError(ready.message()) : ready;
   }
@@ -267,12 +305,13 @@ absl::Status DeviceAgent::Release(const DeviceSegment& segment) {
   }
   agent::Request request = NewRequest();
   request.segment = segment.id;
+  if (held_ > 0) --held_;
   return Ask(agent::Frame::kRelease, request, {}, nullptr).status();
 }
 
 absl::StatusOr<DeviceMemoryUse> DeviceAgent::Memory() {
   const absl::MutexLock lock(&mutex_);
-  if (const absl::Status ready = Ready(); !ready.ok()) return ready;
+  if (const absl::Status ready = Ready(nullptr); !ready.ok()) return ready;
   const auto answer = Ask(agent::Frame::kMemory, NewRequest(), {}, nullptr);
   if (!answer.ok()) return answer.status();
   return DeviceMemoryUse{answer->reply.free_bytes, answer->reply.total_bytes};

@@ -2,6 +2,7 @@
 // died, hung or lost its context.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -25,6 +26,12 @@ struct DeviceAgentOptions {
   bool allow_registered = false;
   // Without a sign of progress for this long, it hangs and is killed.
   absl::Duration stall = absl::Seconds(30);
+  // After a cancel it is killed unless it stops within this. One that holds segments of cuda_ipc
+  // has `stall`: they would go with it.
+  absl::Duration cancel = absl::Milliseconds(100);
+  // Outlives the agent. When true all calls return CANCELLED, also those that wait, and what they
+  // wait for is killed.
+  const std::atomic<bool>* ended = nullptr;
 };
 
 class DeviceAgent final : public DeviceMemoryService {
@@ -38,7 +45,7 @@ class DeviceAgent final : public DeviceMemoryService {
                                                       const DeviceAgentOptions& options);
 
   absl::StatusOr<DeviceReport> Report() override;
-  absl::StatusOr<DeviceSegment> Create(uint64_t bytes) override;
+  absl::StatusOr<DeviceSegment> Create(uint64_t bytes, const Progress& progress) override;
   absl::StatusOr<uint64_t> Upload(const DeviceSegment& segment,
                                   const std::vector<DeviceCopy>& copies,
                                   const std::vector<const UniqueFd*>& sources, bool direct,
@@ -59,15 +66,21 @@ class DeviceAgent final : public DeviceMemoryService {
   };
   static absl::StatusOr<Running> Start(const UniqueFd& program, const DeviceAgentOptions& options);
 
-  absl::Status Ready() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Ready(const Progress& progress) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Takes what a new process says of the device. UNAVAILABLE: it is not what all others work with.
+  absl::Status Take(const agent::DeviceRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Kills the process; one that does not end for so long is left to late_.
+  void Drop(absl::Duration patience) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What the mode in `reply` promises and only another process can show: tries it there and notes
   // the result in `open`. False: there is nothing (more) to try.
-  absl::StatusOr<bool> TryElsewhere(const agent::Reply& reply, agent::Request& open);
+  absl::StatusOr<bool> TryElsewhere(const agent::Reply& reply, agent::Request& open,
+                                    const Progress& progress);
   absl::StatusOr<AgentAnswer> Ask(agent::Frame frame, const agent::Request& request,
                                   const std::vector<const UniqueFd*>& fds, const Progress& progress)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckHeld(const DeviceSegment& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   agent::Request NewRequest() const;
+  AgentPatience PatienceOf(uint64_t held) const;
 
   const UniqueFd& program_;
   Clock& clock_;
@@ -77,6 +90,7 @@ class DeviceAgent final : public DeviceMemoryService {
   std::optional<Running> running_ ABSL_GUARDED_BY(mutex_);
   std::optional<DeviceReport> report_ ABSL_GUARDED_BY(mutex_);
   uint64_t incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t held_ ABSL_GUARDED_BY(mutex_) = 0;  // Segments of cuda_ipc in the process.
   LateChildren late_;
 };
 

@@ -3,6 +3,7 @@
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
+#include <atomic>
 #include <chrono>
 #include <filesystem>
 #include <fstream>
@@ -40,6 +41,11 @@ class DeviceAgentFailureTest : public DeviceAgentTest {
     std::filesystem::remove(mark_);
     ::setenv("FAKECUDA_FAIL", rule.c_str(), 1);
   }
+  DeviceAgentOptions Keeping(const char* milliseconds, const char* library = FAKECUDA_PATH) {
+    DeviceAgentOptions options = Options(library);
+    options.arguments = {library, milliseconds};
+    return options;
+  }
   bool Failed() const { return std::filesystem::exists(mark_); }
   static ptrdiff_t Descriptors() {
     return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
@@ -51,7 +57,7 @@ class DeviceAgentFailureTest : public DeviceAgentTest {
     return options;
   }
   absl::Status SmallLoad(DeviceAgent& agent, const UniqueFd& source) {
-    const auto segment = agent.Create(2 * kMiB);
+    const auto segment = agent.Create(2 * kMiB, GoOn);
     if (!segment.ok()) return segment.status();
     const auto sum =
         agent.Upload(*segment, {{0, 100'000, 3, 0}, {kMiB / 2, 7, 0, 0}}, {&source}, false, GoOn);
@@ -115,17 +121,164 @@ TEST_F(DeviceAgentFailureTest, AnAgentThatCannotGiveMemoryBackIsReplaced) {
 }
 
 TEST_F(DeviceAgentFailureTest, AnUploadThatIsUnderWayIsCancelledAndTheAgentStays) {
-  Fail("cuMemcpyHtoDAsync:1:slow");
-  const auto agent = Agent(Options());
   const UniqueFd source = Source(4 * kMiB);
-  const auto segment = agent->Create(8 * kMiB);
-  ASSERT_TRUE(segment.ok()) << segment.status();
-  int asked = 0;
-  const auto sum =
-      agent->Upload(*segment, Pieces(), {&source}, false, [&](uint64_t) { return ++asked <= 2; });
-  EXPECT_TRUE(absl::IsCancelled(sum.status())) << sum.status();
-  EXPECT_THAT(sum.status().message(), HasSubstr("the upload was cancelled"));
+  // One that holds segments has the time to stop: they would go with it.
+  for (const bool holds : {false, true}) {
+    Fail("cuMemcpyHtoDAsync:1:slow");
+    DeviceAgentOptions options = Options(holds ? FAKECUDA_OLD_PATH : FAKECUDA_PATH);
+    if (!holds) options.cancel = absl::Seconds(30);
+    const auto agent = Agent(options);
+    const auto segment = agent->Create(8 * kMiB, GoOn);
+    ASSERT_TRUE(segment.ok()) << segment.status();
+    const auto sum =
+        agent->Upload(*segment, Pieces(), {&source}, false, [&](uint64_t) { return !Failed(); });
+    EXPECT_TRUE(absl::IsCancelled(sum.status())) << sum.status();
+    EXPECT_THAT(sum.status().message(), HasSubstr("the upload was cancelled"));
+    EXPECT_EQ(agent->Check(*segment), absl::OkStatus());
+    EXPECT_EQ(agent->Release(*segment), absl::OkStatus());
+    EXPECT_EQ(Load(*agent, false), absl::OkStatus());
+    EXPECT_EQ(agent->incarnation(), 1);
+  }
+}
+
+TEST_F(DeviceAgentFailureTest, WhateverHangsIsCancelledSoon) {
+  const UniqueFd source = Source(4 * kMiB);
+  for (const char* rule : {"cuInit:1:hang", "cuMemCreate:2:hang", "cuMemcpyHtoDAsync:1:hang"}) {
+    SCOPED_TRACE(rule);
+    Fail(rule);
+    DeviceAgentOptions options = Options();
+    options.stall = absl::Seconds(60);
+    const auto agent = Agent(options);
+    const auto until_it_hangs = [&](uint64_t) { return !Failed(); };
+    const auto start = std::chrono::steady_clock::now();
+    const auto segment = agent->Create(8 * kMiB, until_it_hangs);
+    absl::Status status = segment.status();
+    if (status.ok()) {
+      status = agent->Upload(*segment, Pieces(), {&source}, false, until_it_hangs).status();
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kPatience / 2);
+    EXPECT_TRUE(absl::IsCancelled(status)) << status;
+    ::unsetenv("FAKECUDA_FAIL");
+    EXPECT_EQ(Load(*agent, false), absl::OkStatus());
+    EXPECT_EQ(agent->incarnation(), 2);
+  }
+}
+
+// What a second process was to find out is not known then: no other mode follows from it.
+TEST_F(DeviceAgentFailureTest, ATryThatIsCancelledSaysNothingOfTheDevice) {
+  Fail("cuIpcOpenMemHandle:1:hang");
+  const auto agent = Agent(Options(FAKECUDA_OLD_PATH));
+  const auto segment = agent->Create(2 * kMiB, [&](uint64_t) { return !Failed(); });
+  EXPECT_TRUE(absl::IsCancelled(segment.status())) << segment.status();
+  ::unsetenv("FAKECUDA_FAIL");
+  const auto report = agent->Report();
+  ASSERT_TRUE(report.ok()) << report.status();
+  EXPECT_EQ(report->mode, "cuda_ipc");
+}
+
+TEST_F(DeviceAgentFailureTest, TheEndOfTheDaemonIsTheEndOfEveryCall) {
+  for (const char* library : {FAKECUDA_PATH, FAKECUDA_OLD_PATH}) {
+    SCOPED_TRACE(library);
+    Fail("cuMemcpyHtoDAsync:1:hang");
+    std::atomic<bool> ended{false};
+    DeviceAgentOptions options = Options(library);
+    options.stall = absl::Seconds(60);
+    options.ended = &ended;
+    const auto agent = Agent(options);
+    absl::Status status;
+    std::thread load([&] { status = Load(*agent, false); });
+    const auto start = std::chrono::steady_clock::now();
+    while (!Failed() && std::chrono::steady_clock::now() - start < kPatience / 2) {
+      std::this_thread::yield();
+    }
+    EXPECT_TRUE(Failed());
+    ended = true;
+    load.join();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, kPatience * 3 / 4);
+    EXPECT_TRUE(absl::IsCancelled(status)) << status;
+    ::unsetenv("FAKECUDA_FAIL");
+    EXPECT_TRUE(absl::IsCancelled(agent->Report().status()));
+    EXPECT_TRUE(absl::IsCancelled(agent->Create(2 * kMiB, nullptr).status()));
+    EXPECT_EQ(agent->incarnation(), 1);
+  }
+}
+
+TEST_F(DeviceAgentFailureTest, ADriverThatFailsWithoutAContextIsAskedInAnotherProcess) {
+  Fail("cuDevicePrimaryCtxRetain:2+:100");
+  const auto agent = Agent(Keeping("50"));
+  ASSERT_TRUE(agent->Report().ok());
+  const auto until = std::chrono::steady_clock::now() + kPatience;
+  absl::Status status;
+  while (status.ok() && std::chrono::steady_clock::now() < until) status = agent->Memory().status();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  EXPECT_THAT(status.message(), HasSubstr("(100)"));
+  ::unsetenv("FAKECUDA_FAIL");
+  EXPECT_TRUE(agent->Memory().ok());
+  EXPECT_EQ(agent->incarnation(), 2);
+}
+
+TEST_F(DeviceAgentFailureTest, AReportIsNotThatOfADeadProcess) {
+  Fail("cuMemGetInfo:1:kill");
+  const auto agent = Agent(Options());
+  ASSERT_TRUE(agent->Report().ok());
+  ::setenv("FAKECUDA_FAIL", "cuInit:1:100", 1);
+  EXPECT_TRUE(absl::IsUnavailable(agent->Report().status()));
+  EXPECT_TRUE(Failed());
+  ::unsetenv("FAKECUDA_FAIL");
+  EXPECT_TRUE(agent->Report().ok());
+  EXPECT_EQ(agent->incarnation(), 3);
+}
+
+TEST_F(DeviceAgentFailureTest, AnotherModeIsNotTakenWithoutARestart) {
+  Fail("cuMemGetInfo:1:kill");
+  const auto agent = Agent(Options());
+  ASSERT_TRUE(agent->Report().ok());
+  ::unsetenv("FAKECUDA_FAIL");
+  EXPECT_TRUE(absl::IsUnavailable(agent->Memory().status()));
+  Set("FAKECUDA_ATTR_103", "0");
+  for (const absl::Status& status : {agent->Create(2 * kMiB, GoOn).status(),
+                                     agent->Report().status(), agent->Memory().status()}) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(status.message(), HasSubstr("it was vmm_fd with granularity 2097152"));
+    EXPECT_THAT(status.message(), HasSubstr("finds cuda_ipc with granularity 0"));
+  }
+  ::unsetenv("FAKECUDA_ATTR_103");
   EXPECT_EQ(Load(*agent, false), absl::OkStatus());
+}
+
+// It is booked only while it is used, and looking at a copy is no use.
+TEST_F(DeviceAgentFailureTest, ThePinnedRingGoesWhateverElseIsAsked) {
+  const UniqueFd source = Source(4 * kMiB);
+  for (const char* library : {FAKECUDA_PATH, FAKECUDA_OLD_PATH}) {
+    SCOPED_TRACE(library);
+    Fail("cuMemFreeHost:1:0");  // Told, and as ever.
+    const auto agent = Agent(Keeping("300", library));
+    const auto segment = agent->Create(8 * kMiB, GoOn);
+    ASSERT_TRUE(segment.ok()) << segment.status();
+    ASSERT_TRUE(agent->Upload(*segment, Pieces(), {&source}, false, GoOn).ok());
+    const auto until = std::chrono::steady_clock::now() + kPatience / 3;
+    while (!Failed() && std::chrono::steady_clock::now() < until) {
+      ASSERT_EQ(agent->Check(*segment), absl::OkStatus());
+      ASSERT_TRUE(agent->Memory().ok());
+    }
+    EXPECT_TRUE(Failed());
+    EXPECT_EQ(agent->Check(*segment), absl::OkStatus());
+    EXPECT_EQ(agent->incarnation(), 1);
+    EXPECT_EQ(agent->Release(*segment), absl::OkStatus());
+  }
+}
+
+TEST_F(DeviceAgentFailureTest, LooksAtACopyDoNotKeepAContext) {
+  Fail("cuDevicePrimaryCtxRelease:1:0");
+  const auto agent = Agent(Keeping("300"));
+  const auto segment = agent->Create(8 * kMiB, GoOn);
+  ASSERT_TRUE(segment.ok()) << segment.status();
+  const auto until = std::chrono::steady_clock::now() + kPatience / 3;
+  while (!Failed() && std::chrono::steady_clock::now() < until) {
+    ASSERT_EQ(agent->Check(*segment), absl::OkStatus());
+  }
+  EXPECT_TRUE(Failed());
+  EXPECT_EQ(agent->Check(*segment), absl::OkStatus());
   EXPECT_EQ(agent->incarnation(), 1);
 }
 
@@ -137,7 +290,7 @@ TEST_F(DeviceAgentFailureTest, ASourceThatIsWrittenToMeanwhileIsDataLoss) {
     DeviceAgentOptions options = Options();
     options.threads = 1;
     const auto agent = Agent(options);
-    const auto segment = agent->Create(8 * kMiB);
+    const auto segment = agent->Create(8 * kMiB, GoOn);
     ASSERT_TRUE(segment.ok()) << segment.status();
     bool written = false;
     const auto sum = agent->Upload(*segment, Pieces(), {&source}, direct, [&](uint64_t) {

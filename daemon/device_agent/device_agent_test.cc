@@ -120,7 +120,7 @@ TEST_F(DeviceAgentTest, AnUploadIsWholeWithAndWithoutThePageCacheAndByLegacyHand
 TEST_F(DeviceAgentTest, WhatIsOnTheDeviceIsWhatWasInTheFile) {
   const auto agent = Agent(Options());
   const UniqueFd source = Source(4 * kMiB);
-  const auto segment = agent->Create(8 * kMiB);
+  const auto segment = agent->Create(8 * kMiB, GoOn);
   ASSERT_TRUE(segment.ok()) << segment.status();
   const auto sum = agent->Upload(*segment, Pieces(), {&source}, false, GoOn);
   ASSERT_TRUE(sum.ok()) << sum.status();
@@ -146,9 +146,9 @@ TEST_F(DeviceAgentTest, WhatCannotBeLoadedFailsWithItsReasonAndTheAgentStays) {
   const auto agent = Agent(Options());
   EXPECT_THAT(Load(*agent, false, kMiB).message(), HasSubstr("the source ends before"));
   EXPECT_THAT(Load(*agent, true, kMiB).message(), HasSubstr("the source ends before"));
-  const auto first = agent->Create(16 * kMiB);
+  const auto first = agent->Create(16 * kMiB, GoOn);
   ASSERT_TRUE(first.ok()) << first.status();
-  const auto second = agent->Create(8 * kMiB);
+  const auto second = agent->Create(8 * kMiB, GoOn);
   EXPECT_TRUE(absl::IsResourceExhausted(second.status())) << second.status();
   const UniqueFd source = Source(kMiB);
   for (const DeviceCopy& bad : {DeviceCopy{0, 17 * kMiB, 0, 0}, DeviceCopy{0, 1, 0, 1},
@@ -181,7 +181,7 @@ TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
     SCOPED_TRACE(one.fail);
     ::setenv("FAKECUDA_FAIL", one.fail, 1);
     const auto agent = Agent(Options());
-    const auto segment = agent->Create(8 * kMiB);
+    const auto segment = agent->Create(8 * kMiB, GoOn);
     ::unsetenv("FAKECUDA_FAIL");
     ASSERT_TRUE(segment.ok()) << segment.status();
     EXPECT_EQ(agent->Check(*segment).code(), one.code);
@@ -189,7 +189,7 @@ TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
     EXPECT_EQ(agent->incarnation(), one.processes);
   }
   const auto agent = Agent(Options());
-  const auto segment = agent->Create(8 * kMiB);
+  const auto segment = agent->Create(8 * kMiB, GoOn);
   ASSERT_TRUE(segment.ok()) << segment.status();
   // A descriptor behind which nothing is, as after a reset.
   ASSERT_EQ(::ftruncate(segment->fd.get(), 0), 0);
@@ -202,7 +202,7 @@ TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
 TEST_F(DeviceAgentTest, AFullGpuKeepsItsModeWhenAnotherProcessLooksAtIt) {
   Set("FAKECUDA_MEM_MB", "8");
   const auto first = Agent(Options());
-  const auto segment = first->Create(8 * kMiB);
+  const auto segment = first->Create(8 * kMiB, GoOn);
   ASSERT_TRUE(segment.ok()) << segment.status();
   const auto second = Agent(Options());
   const auto report = second->Report();
@@ -214,7 +214,7 @@ TEST_F(DeviceAgentTest, AFullGpuKeepsItsModeWhenAnotherProcessLooksAtIt) {
 
 TEST_F(DeviceAgentTest, AnUploadWithoutAPieceIsZeros) {
   const auto agent = Agent(Options());
-  const auto segment = agent->Create(2 * kMiB);
+  const auto segment = agent->Create(2 * kMiB, GoOn);
   ASSERT_TRUE(segment.ok()) << segment.status();
   const std::vector<char> dirt(2 * kMiB, 'x');
   ASSERT_EQ(::pwrite(segment->fd.get(), dirt.data(), dirt.size(), 0), 2 * kMiB);
@@ -227,7 +227,7 @@ TEST_F(DeviceAgentTest, AnUploadWithoutAPieceIsZeros) {
 
 TEST_F(DeviceAgentTest, AGpuThatIsNotSeenAnyMoreIsUnavailable) {
   const auto agent = Agent(Options());
-  const auto segment = agent->Create(2 * kMiB);
+  const auto segment = agent->Create(2 * kMiB, GoOn);
   ASSERT_TRUE(segment.ok()) << segment.status();
   Set("FAKECUDA_DEVICES", "2");
   Set("CUDA_VISIBLE_DEVICES", "1");
@@ -238,7 +238,7 @@ TEST_F(DeviceAgentTest, AGpuThatIsNotSeenAnyMoreIsUnavailable) {
 
 TEST_F(DeviceAgentTest, LegacyMemoryIsLostWithItsAgent) {
   const auto agent = Agent(Options(FAKECUDA_OLD_PATH));
-  const auto segment = agent->Create(8 * kMiB);
+  const auto segment = agent->Create(8 * kMiB, GoOn);
   ASSERT_TRUE(segment.ok()) << segment.status();
   EXPECT_FALSE(segment->fd.valid());
   ::setenv("FAKECUDA_FAIL", "cuMemGetInfo:1:kill", 1);

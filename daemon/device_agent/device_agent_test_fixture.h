@@ -37,7 +37,7 @@ class DeviceAgentTest : public ::testing::Test {
   }
   DeviceAgentOptions Options(const char* library = FAKECUDA_PATH) {
     DeviceAgentOptions options;
-    options.arguments = {library};
+    options.arguments = {library, "10000"};
     options.ring_bytes = 4 * kMiB;
     options.threads = 2;
     return options;
@@ -61,7 +61,7 @@ class DeviceAgentTest : public ::testing::Test {
   // The first load of a model.
   absl::Status Load(DeviceAgent& agent, bool direct, uint64_t source_bytes = 4 * kMiB) {
     const UniqueFd source = Source(source_bytes);
-    const auto segment = agent.Create(8 * kMiB);
+    const auto segment = agent.Create(8 * kMiB, GoOn);
     if (!segment.ok()) return segment.status();
     const auto sum = agent.Upload(*segment, Pieces(), {&source}, direct, GoOn);
     if (!sum.ok()) return sum.status();

@@ -57,14 +57,16 @@ struct DeviceMemoryUse {
 
 class DeviceMemoryService {
  public:
-  // With the bytes done; false cancels.
+  // With the bytes done, every 20 ms or so; false cancels: a process that does not stop within a
+  // tenth of a second is ended, unless segments of cuda_ipc would go with it.
   using Progress = std::function<bool(uint64_t done)>;
 
   virtual ~DeviceMemoryService() = default;
   // Starts the process if there is none, and says what the device can do.
   virtual absl::StatusOr<DeviceReport> Report() = 0;
-  // RESOURCE_EXHAUSTED: the device is full. `bytes`: a multiple of the granularity.
-  virtual absl::StatusOr<DeviceSegment> Create(uint64_t bytes) = 0;
+  // RESOURCE_EXHAUSTED: the device is full. `bytes`: a multiple of the granularity. `progress` may
+  // be null.
+  virtual absl::StatusOr<DeviceSegment> Create(uint64_t bytes, const Progress& progress) = 0;
   // Fills all of `segment` (zeros where there is no copy) and reads it back. `copies` are sorted by
   // device_offset and apart; `sources` are lent, at most 60. `direct`: past the page cache. Its
   // checksum. DATA_LOSS: a source is too short, or the device does not have what was sent.
@@ -95,6 +97,9 @@ class DeviceFinder {
   virtual absl::StatusOr<std::vector<DeviceInfo>> List() = 0;
   // Of one that List has told of; does not wait yet. May not outlive the finder.
   virtual std::unique_ptr<DeviceMemoryService> Open(const std::string& uuid) = 0;
+  // The daemon ends: all calls, here and of what was opened, return CANCELLED from now on, also
+  // those that wait for a device just now. Does not wait.
+  virtual void End() = 0;
 };
 
 }  // namespace modelhost

@@ -22,7 +22,9 @@ constexpr char kGpu[] = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427";
 class FakeDevice final : public DeviceMemoryService {
  public:
   absl::StatusOr<DeviceReport> Report() override { return absl::UnavailableError("not asked"); }
-  absl::StatusOr<DeviceSegment> Create(uint64_t /*bytes*/) override { return DeviceSegment(); }
+  absl::StatusOr<DeviceSegment> Create(uint64_t /*bytes*/, const Progress&) override {
+    return DeviceSegment();
+  }
   absl::StatusOr<uint64_t> Upload(const DeviceSegment&, const std::vector<DeviceCopy>&,
                                   const std::vector<const UniqueFd*>&, bool,
                                   const Progress&) override {

@@ -217,6 +217,7 @@ absl::Status DeviceCopyJob::Create() {
 }
 
 absl::Status DeviceCopyJob::CreateSegments(Slot& slot) {
+  const auto go_on = [this](uint64_t) { return !work_.cancel.cancelled(); };
   for (const uint64_t bytes : slot.part->segment_bytes) {
     if (slot.mode == abi::DeviceMode::kHostRegistered) {
       auto memory = WritableRegion::Create("modelhost:device", bytes, HugePages::kAuto,
@@ -227,13 +228,19 @@ absl::Status DeviceCopyJob::CreateSegments(Slot& slot) {
     }
     const auto turn = TakeTurn(*slot.gpu);
     if (!turn.ok()) return turn.status();
-    auto segment = slot.gpu->service().Create(bytes);
+    auto segment = slot.gpu->service().Create(bytes, go_on);
     // What nobody has asked for yet gives way to what somebody asks for.
     if (absl::IsResourceExhausted(segment.status()) && tier_.DropOfferedOn(slot.key.gpu)) {
-      segment = slot.gpu->service().Create(bytes);
+      segment = slot.gpu->service().Create(bytes, go_on);
     }
     if (!segment.ok()) return segment.status();
+    const bool by_descriptor = segment->fd.valid();
     slot.made.segments.push_back(*std::move(segment));
+    if (by_descriptor != (slot.mode == abi::DeviceMode::kVmmFd)) {
+      return absl::UnavailableError(
+          absl::StrCat("the device agent made memory ", by_descriptor ? "by" : "without",
+                       " a descriptor, which is not ", abi::DeviceModeName(slot.mode)));
+    }
   }
   return absl::OkStatus();
 }

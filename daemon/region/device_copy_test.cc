@@ -68,6 +68,20 @@ TEST_F(DeviceCopyTest, TensorsArePackedIntoSegmentsAndBooked) {
   EXPECT_EQ(progressed_, plan_.TotalBytes());
 }
 
+TEST_F(DeviceCopyTest, MemoryOfAnotherKindThanTheGpuWasToMakeIsNotTaken) {
+  gpus_.ChangeMode(kGpu, "cuda_ipc");
+  auto made = Make();
+  EXPECT_TRUE(absl::IsUnavailable(made.status())) << made.status();
+  EXPECT_THAT(std::string(made.status().message()), HasSubstr("which is not vmm_fd"));
+  ExpectNothingLeft();
+  gpus_.ChangeMode(kOther, "vmm_fd");
+  on_ = {kOther};
+  made = Make();
+  EXPECT_TRUE(absl::IsUnavailable(made.status())) << made.status();
+  EXPECT_THAT(std::string(made.status().message()), HasSubstr("which is not cuda_ipc"));
+  ExpectNothingLeft();
+}
+
 TEST_F(DeviceCopyTest, WithTheLastUserMemoryAndBookingGo) {
   on_ = {kGpu, kOther, "GPU-3", "GPU-4"};
   {

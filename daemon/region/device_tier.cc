@@ -47,6 +47,8 @@ void DeviceTier::Discover() {
   known_ = true;
 }
 
+void DeviceTier::Stop() { finder_.End(); }
+
 std::vector<DeviceGpu*> DeviceTier::Gpus() const {
   absl::MutexLock lock(&mutex_);
   std::vector<DeviceGpu*> gpus;

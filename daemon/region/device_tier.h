@@ -64,6 +64,8 @@ class DeviceTier {
 
   // Looks for GPUs, once. Waits for the driver.
   void Discover();
+  // The daemon ends: no device is waited for any more. Calls that do return soon, with CANCELLED.
+  void Stop();
   DeviceTierSnapshot Snapshot() const;
   // One per GPU that holds copies of its own, named by its UUID; none until they are known, and the
   // same ones from then on.

@@ -166,9 +166,14 @@ TEST(VersionTracks, ADeviceCopyLivesWithTheHostsBytes) {
   VersionTracks staged = In(Phase::kStaged);
   EXPECT_FALSE(staged.SetDeviceResidency(DeviceResidency::kCopying).ok());
   VersionTracks tracks = In(Phase::kReady);
+  EXPECT_FALSE(tracks.SetDeviceResidency(DeviceResidency::kLost).ok()) << "there was none";
+  EXPECT_FALSE(tracks.SetDeviceResidency(DeviceResidency::kResident).ok()) << "nobody copied";
   EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kCopying).ok());
-  EXPECT_FALSE(tracks.SetDeviceResidency(DeviceResidency::kLost).ok());
   EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kResident).ok());
+  EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kLost).ok());
+  EXPECT_FALSE(tracks.SetDeviceResidency(DeviceResidency::kResident).ok()) << "nobody copied";
+  // Made again, in vain: it is as lost as before.
+  EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kCopying).ok());
   EXPECT_TRUE(tracks.SetDeviceResidency(DeviceResidency::kLost).ok());
   ASSERT_TRUE(tracks.MoveTo(Phase::kDraining).ok());
   ASSERT_TRUE(tracks.MoveTo(Phase::kUnloading).ok());

@@ -44,9 +44,10 @@ class FakeGpus::Service final : public DeviceMemoryService {
     return gpus_.gpus_.at(uuid_).report;
   }
 
-  absl::StatusOr<DeviceSegment> Create(uint64_t bytes) override {
+  absl::StatusOr<DeviceSegment> Create(uint64_t bytes, const Progress& progress) override {
     absl::MutexLock turn(&one_at_a_time_);
     if (auto failed = gpus_.Enter("Create"); !failed.ok()) return failed;
+    if (progress && !progress(0)) return absl::CancelledError("cancelled");
     absl::MutexLock lock(&gpus_.mutex_);
     Gpu& gpu = gpus_.gpus_.at(uuid_);
     if (bytes == 0 || (gpu.report.granularity > 0 && bytes % gpu.report.granularity != 0)) {
@@ -187,6 +188,16 @@ void FakeGpus::Add(const std::string& uuid, const std::string& mode, uint64_t to
   report.granularity = mode == "vmm_fd" ? granularity : 0;
 }
 
+void FakeGpus::ChangeMode(const std::string& uuid, const std::string& mode) {
+  absl::MutexLock lock(&mutex_);
+  gpus_.at(uuid).report.mode = mode;
+}
+
+void FakeGpus::End() {
+  absl::MutexLock lock(&mutex_);
+  ended_ = true;
+}
+
 void FakeGpus::FailCall(const std::string& call, int nth, absl::Status with) {
   absl::MutexLock lock(&mutex_);
   faults_[call].push_back({calls_[call] + nth, true, std::move(with)});
@@ -270,7 +281,8 @@ absl::Status FakeGpus::Enter(const std::string& call) {
     if (const auto found = hooks_.find(call); found != hooks_.end()) hook = found->second;
   }
   if (hook) hook();
-  return failed;
+  absl::MutexLock lock(&mutex_);
+  return ended_ ? absl::CancelledError("the daemon ends") : failed;
 }
 
 absl::StatusOr<std::vector<DeviceInfo>> FakeGpus::List() {

@@ -34,6 +34,9 @@ class FakeGpus final : public DeviceFinder {
   void Add(const std::string& uuid, const std::string& mode, uint64_t total_bytes,
            uint64_t granularity = uint64_t{1} << 20);
 
+  // As when a later agent finds another one than the first did.
+  void ChangeMode(const std::string& uuid, const std::string& mode);
+
   void FailCall(const std::string& call, int nth, absl::Status with);
   void FailFrom(const std::string& call, int nth, absl::Status with);
   void Before(const std::string& call, std::function<void()> hook);
@@ -53,6 +56,7 @@ class FakeGpus final : public DeviceFinder {
 
   absl::StatusOr<std::vector<DeviceInfo>> List() override;
   std::unique_ptr<DeviceMemoryService> Open(const std::string& uuid) override;
+  void End() override;
 
  private:
   class Service;
@@ -85,6 +89,7 @@ class FakeGpus final : public DeviceFinder {
   std::map<std::string, std::function<void()>> hooks_ ABSL_GUARDED_BY(mutex_);
   std::map<std::string, int> calls_ ABSL_GUARDED_BY(mutex_);
   uint64_t next_ ABSL_GUARDED_BY(mutex_) = 1;
+  bool ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool last_direct_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

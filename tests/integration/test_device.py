@@ -286,6 +286,12 @@ class NoGpu(DeviceCase):
         stub = self.fake(FAKECUDA_INIT="34")
         self.serves_the_host(stub, "34", stub)
 
+    def test_a_driver_that_hangs_holds_up_no_stop(self):
+        self.daemon = self.new_daemon(config=CONFIG, env=self.fake(FAKECUDA_FAIL="cuInit:1:hang"))
+        wait_for("an agent", self.agents)
+        self.assertIn("still looking", self.status()["reason"])
+        self.assertEqual(self.daemon.stop(), 0)  # Not by force.
+
     def test_switched_off(self):
         self.daemon = self.new_daemon(config=CONFIG.replace("[device]", "[device]\nenabled = false"),
                                       env=self.fake())

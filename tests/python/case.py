@@ -94,13 +94,11 @@ class Case(harness.Case):
         self.serve(model, version, folder=folder)
         return folder
 
-    def script(self, code, *arguments, expect=0, prelude=True, env=None, limits=None):
+    def script(self, code, *arguments, expect=0, env=None, limits=None):
         """Runs `code` in an interpreter of its own, as a plain user: what it printed. It has
         `modelhost`, and `runtime`, the daemon's directory."""
-        text = textwrap.dedent(code)
-        if prelude:
-            text = ("import sys\nimport modelhost\n"
-                    f"runtime = {str(self.daemon.runtime)!r}\n") + text
+        text = ("import sys\nimport modelhost\n"
+                f"runtime = {str(self.daemon.runtime)!r}\n") + textwrap.dedent(code)
 
         def set_limits():
             harness.end_with_us()

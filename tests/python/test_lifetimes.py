@@ -53,6 +53,32 @@ class Lifetimes(case.Case):
             view = None
         self.wait_leases(0)
 
+    def test_a_handle_may_be_closed_by_a_destructor_while_it_is_listed(self):
+        thresholds = gc.get_threshold()
+        self.addCleanup(gc.set_threshold, *thresholds)
+
+        class Closer:
+            def __init__(self, handle):
+                self.handle, self.me = handle, self
+
+            def __del__(self):
+                self.handle.close()
+
+        client = self.connect()
+        for what in (list, lambda h: list(h.items()), lambda h: h.files, lambda h: h.metadata,
+                     lambda h: h.components):
+            handle = client.acquire("planner")
+            gc.collect()
+            Closer(handle)
+            gc.set_threshold(1, 1, 1)  # Collected, and so closed, within the call.
+            try:
+                what(handle)
+            except self.modelhost.FailedPrecondition:
+                pass  # It was collected before the call began.
+            gc.set_threshold(*thresholds)
+            gc.collect()
+            self.assertTrue(handle.closed)
+
     def test_views_in_cycles_are_collected(self):
         numpy = need("numpy")
         gc.collect()

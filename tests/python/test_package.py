@@ -31,7 +31,7 @@ class Package(case.Case):
         self.assertEqual([name for name, _ in handle.items()], sorted(self.tensors))
         self.assertEqual([tensor.name for tensor in handle.values()], sorted(self.tensors))
         self.assertIn("of.F32", handle)
-        for absent in ("of.F33", "", 7, None, "model/of.F33"):
+        for absent in ("of.F33", "", 7, None, "model/of.F33", "of.F32\0"):
             self.assertNotIn(absent, handle)
         self.assertIsNone(handle.get("no such"))
         self.assertEqual(handle.model, "planner")
@@ -191,13 +191,15 @@ class Package(case.Case):
         client = self.connect()
         for call, near in ((lambda: handle["of.F33"], "of.F32"),
                            (lambda: client.acquire("planer"), "planner"),
-                           (lambda: client.acquire("planner@2"), "planner")):
+                           (lambda: client.acquire("planner@2"), "planner"),
+                           (lambda: handle["of.F32\0x"], "NUL"),
+                           (lambda: handle.file("config.json\0"), "NUL")):
             with self.assertRaises(KeyError) as raised:
                 call()
             self.assertIsInstance(raised.exception, self.modelhost.NotFound)
             self.assertEqual(raised.exception.status, "NOT_FOUND")
             self.assertIn(near, str(raised.exception))
-        for ref in ("", "planner@", "planner@x", "a b", "planner@-1"):
+        for ref in ("", "planner@", "planner@x", "a b", "planner@-1", "planner\0x"):
             with self.subTest(ref), self.assertRaises(self.modelhost.InvalidArgument):
                 client.acquire(ref)
         with self.assertRaises(TypeError):

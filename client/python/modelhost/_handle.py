@@ -136,6 +136,21 @@ class Handle(Mapping[str, Tensor]):
         return self._native.format
 
     @property
+    def gpu(self) -> str:
+        """UUID of the GPU that it has device memory on; "" without."""
+        return self._native.gpu
+
+    @property
+    def device_mode(self) -> str:
+        """How: "vmm_fd", "host_direct", "host_registered", "cuda_ipc", or "none"."""
+        return self._native.device_mode
+
+    @property
+    def device_reason(self) -> str:
+        """Why it has no device memory; "" when it has."""
+        return self._native.device_reason
+
+    @property
     def superseded(self) -> bool:
         """Whether the label has moved since. One atomic load: fit for every turn of a loop."""
         return self._native.superseded

@@ -123,12 +123,12 @@ std::unique_ptr<Exported<Managed>> Export(Tensor& tensor, const DlpackRequest& r
 }  // namespace
 
 std::pair<int, int> DlpackDevice(const Tensor& tensor) {
-  const void* device_data = tensor.DeviceData();
-  if (device_data == nullptr) return {kDLCPU, 0};
-  const std::optional<int> ordinal = OrdinalOf(device_data);
+  if (tensor.DeviceData() == nullptr) return {kDLCPU, 0};
+  const char* gpu = mh_handle_gpu(tensor.held()->get());
+  const std::optional<int> ordinal = OrdinalOf(gpu);
   if (!ordinal.has_value()) {
     Raise(MH_FAILED_PRECONDITION,
-          tensor.Describe() + ": the CUDA driver does not know its device memory in this process");
+          tensor.Describe() + ": the CUDA driver of this process has no " + gpu);
   }
   return {kDLCUDA, *ordinal};
 }

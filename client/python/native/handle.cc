@@ -24,7 +24,14 @@ mh_tensor_view TensorAt(const mh_handle* handle, size_t number) {
   return view;
 }
 
+// The C API's texts end at a NUL: one within a text would name something else.
+void CheckText(const Handle& self, const char* what, const std::string& text) {
+  if (text.find('\0') == std::string::npos) return;
+  Raise(MH_NOT_FOUND, self.name() + ": " + what + ": a name with a NUL character is none");
+}
+
 Tensor FindTensor(const Handle& self, const std::string& name) {
+  CheckText(self, "tensor", name);
   mh_error error = {};
   mh_tensor_view view = MH_TENSOR_VIEW_INIT;
   view.error = &error;
@@ -33,6 +40,7 @@ Tensor FindTensor(const Handle& self, const std::string& name) {
 }
 
 bool HasTensor(const Handle& self, const std::string& name) {
+  if (name.find('\0') != std::string::npos) return false;
   mh_tensor_view view = MH_TENSOR_VIEW_INIT;
   const mh_status status = mh_tensor(self.get(), name.c_str(), &view);
   if (status == MH_DATA_LOSS) static_cast<void>(FindTensor(self, name));  // Raises.
@@ -41,10 +49,11 @@ bool HasTensor(const Handle& self, const std::string& name) {
 
 // (key, tensor) of `component`, or of all with null. A key finds its tensor again: it is the bare
 // name, or "component/name" where several components have that name. Tensors are sorted by name,
-// so equal names are neighbours. Of one component all keys are bare.
+// so equal names are neighbours. Of one component all keys are bare. Making Python's objects may
+// run any code of Python's, also what closes the handle: `held` keeps it.
 template <typename Visit>
-void ForEachTensor(const Handle& self, const std::string* component, Visit visit) {
-  const mh_handle* handle = self.get();
+void ForEachTensor(const HeldPtr& held, const std::optional<std::string>& component, Visit visit) {
+  const mh_handle* handle = held->get();
   const size_t count = mh_tensor_count(handle);
   if (count == 0) return;
   mh_tensor_view view = TensorAt(handle, 0);
@@ -56,7 +65,7 @@ void ForEachTensor(const Handle& self, const std::string* component, Visit visit
       next = TensorAt(handle, i + 1);
       same_as_next = std::strcmp(view.name, next.name) == 0;
     }
-    if (component != nullptr) {
+    if (component.has_value()) {
       if (*component == view.component) visit(Text(view.name), view);
     } else if (same_as_before || same_as_next) {
       visit(Text(std::string(view.component) + "/" + view.name), view);
@@ -69,37 +78,39 @@ void ForEachTensor(const Handle& self, const std::string* component, Visit visit
 }
 
 py::list Keys(const Handle& self, const std::optional<std::string>& component) {
+  const HeldPtr held = self.held();
   py::list keys;
-  ForEachTensor(self, component.has_value() ? &*component : nullptr,
+  ForEachTensor(held, component,
                 [&](py::str key, const mh_tensor_view&) { keys.append(std::move(key)); });
   return keys;
 }
 
 py::list Items(const Handle& self, const std::optional<std::string>& component) {
+  const HeldPtr held = self.held();
   py::list items;
-  ForEachTensor(self, component.has_value() ? &*component : nullptr,
-                [&](py::str key, const mh_tensor_view& view) {
-                  items.append(py::make_tuple(std::move(key), Tensor(self.held(), view)));
-                });
+  ForEachTensor(held, component, [&](py::str key, const mh_tensor_view& view) {
+    items.append(py::make_tuple(std::move(key), Tensor(held, view)));
+  });
   return items;
 }
 
 // (name, dtype, capsule) for each tensor of `component`; no capsule for types that DLPack lacks.
 py::list TorchCapsules(const Handle& self, const std::optional<std::string>& component) {
+  const HeldPtr held = self.held();
   py::list capsules;
-  ForEachTensor(self, component.has_value() ? &*component : nullptr,
-                [&](py::str key, const mh_tensor_view& view) {
-                  Tensor tensor(self.held(), view);
-                  py::object capsule = py::none();
-                  if (tensor.type() != nullptr) {
-                    capsule = Dlpack(tensor, {std::nullopt, std::nullopt, false, true});
-                  }
-                  capsules.append(py::make_tuple(std::move(key), Text(view.dtype), capsule));
-                });
+  ForEachTensor(held, component, [&](py::str key, const mh_tensor_view& view) {
+    Tensor tensor(held, view);
+    py::object capsule = py::none();
+    if (tensor.type() != nullptr) {
+      capsule = Dlpack(tensor, {std::nullopt, std::nullopt, false, true});
+    }
+    capsules.append(py::make_tuple(std::move(key), Text(view.dtype), capsule));
+  });
   return capsules;
 }
 
 File FindFile(const Handle& self, const std::string& path) {
+  CheckText(self, "file", path);
   const HeldPtr held = self.held();
   mh_error error = {};
   mh_file_view view = MH_FILE_VIEW_INIT;
@@ -114,28 +125,30 @@ File FindFile(const Handle& self, const std::string& path) {
 }
 
 py::list FileNames(const Handle& self) {
+  const HeldPtr held = self.held();
   py::list names;
-  const size_t count = mh_file_count(self.get());
+  const size_t count = mh_file_count(held->get());
   for (size_t i = 0; i < count; ++i) {
     mh_error error = {};
     mh_file_view view = MH_FILE_VIEW_INIT;
     view.error = &error;
-    if (mh_file_at(self.get(), i, &view) != MH_OK) Raise(error);
+    if (mh_file_at(held->get(), i, &view) != MH_OK) Raise(error);
     names.append(Text(view.path));
   }
   return names;
 }
 
 py::dict Metadata(const Handle& self) {
+  const HeldPtr held = self.held();
   py::dict metadata;
-  const size_t count = mh_metadata_count(self.get());
+  const size_t count = mh_metadata_count(held->get());
   for (size_t i = 0; i < count; ++i) {
     const char *key = nullptr, *value = nullptr;
-    const mh_status status = mh_metadata_at(self.get(), i, &key, &value);
+    const mh_status status = mh_metadata_at(held->get(), i, &key, &value);
     if (status != MH_OK) Raise(status, self.name() + ": the version's index is broken");
     size_t length = 0;
     // Values may have NULs; keys that are listed are found.
-    const char* found = mh_metadata(self.get(), key, &length);
+    const char* found = mh_metadata(held->get(), key, &length);
     metadata[Text(key)] =
         Text(found == nullptr ? std::string_view(value) : std::string_view(found, length));
   }
@@ -143,11 +156,12 @@ py::dict Metadata(const Handle& self) {
 }
 
 py::dict Components(const Handle& self) {
+  const HeldPtr held = self.held();
   py::dict components;
-  const size_t count = mh_component_count(self.get());
+  const size_t count = mh_component_count(held->get());
   for (size_t i = 0; i < count; ++i) {
     const char *name = nullptr, *format = nullptr;
-    const mh_status status = mh_component_at(self.get(), i, &name, &format);
+    const mh_status status = mh_component_at(held->get(), i, &name, &format);
     if (status != MH_OK) Raise(status, self.name() + ": the version's index is broken");
     components[Text(name)] = Text(format);
   }
@@ -187,6 +201,13 @@ void BindHandle(py::module_& module) {
                              [](const Handle& self) { return Text(mh_handle_digest(self.get())); })
       .def_property_readonly("format",
                              [](const Handle& self) { return Text(mh_handle_format(self.get())); })
+      .def_property_readonly("gpu",
+                             [](const Handle& self) { return Text(mh_handle_gpu(self.get())); })
+      .def_property_readonly(
+          "device_mode", [](const Handle& self) { return Text(mh_handle_device_mode(self.get())); })
+      .def_property_readonly(
+          "device_reason",
+          [](const Handle& self) { return Text(mh_handle_device_reason(self.get())); })
       .def_property_readonly("superseded",
                              [](const Handle& self) { return mh_superseded(self.get()) == 1; })
       .def("count", [](const Handle& self) { return mh_tensor_count(self.get()); })

@@ -67,7 +67,7 @@ class LiveSet {
   ~LiveSet() { mh_live_set_release(live_); }
 
   // Members that did not change stay the same objects.
-  const std::vector<HeldPtr>& Adopt();
+  std::vector<HeldPtr> Adopt();
   mh_status Status(mh_error* error) const;
   void Close();
   bool closed() const { return live_ == nullptr; }

@@ -44,7 +44,7 @@ void Live::Close() {
   session_.reset();
 }
 
-const std::vector<HeldPtr>& LiveSet::Adopt() {
+std::vector<HeldPtr> LiveSet::Adopt() {
   if (live_ == nullptr) Raise(MH_FAILED_PRECONDITION, kClosed);
   std::vector<const mh_handle*> newest(current_.size());
   static_cast<void>(mh_live_set_adopt(live_, newest.data(), newest.size()));
@@ -83,7 +83,7 @@ void BindLive(py::module_& module) {
       // The same for each member; `known` has one for each of them, or is empty.
       .def("adopt",
            [](LiveSet& self, const py::list& known) {
-             const std::vector<HeldPtr>& newest = self.Adopt();
+             const std::vector<HeldPtr> newest = self.Adopt();
              py::list handles;
              for (size_t i = 0; i < newest.size(); ++i) {
                const bool same = i < known.size() &&

@@ -29,7 +29,13 @@ void Wait(Call call) {
   if (status != MH_OK) Raise(error);
 }
 
-Request MakeRequest(bool wait, uint64_t deadline_ms, std::string device) {
+Request MakeRequest(const std::vector<std::string>& refs, bool wait, uint64_t deadline_ms,
+                    std::string device) {
+  for (const std::string& ref : refs) {
+    if (ref.find('\0') != std::string::npos) {
+      Raise(MH_INVALID_ARGUMENT, "acquire: a reference with a NUL character is none");
+    }
+  }
   return {wait, deadline_ms, std::move(device)};
 }
 
@@ -44,7 +50,7 @@ SessionPtr Connect(const std::optional<std::string>& runtime_dir, uint64_t deadl
 
 Handle AcquireOne(const SessionPtr& self, const std::string& ref, bool wait, uint64_t deadline_ms,
                   std::string device) {
-  const Request request = MakeRequest(wait, deadline_ms, std::move(device));
+  const Request request = MakeRequest({ref}, wait, deadline_ms, std::move(device));
   HeldPtr held;
   Wait([&](mh_error* error) { return self->Acquire(ref, request, &held, error); });
   return Handle(std::move(held));
@@ -52,7 +58,7 @@ Handle AcquireOne(const SessionPtr& self, const std::string& ref, bool wait, uin
 
 std::vector<Handle> AcquireSeveral(const SessionPtr& self, const std::vector<std::string>& refs,
                                    bool wait, uint64_t deadline_ms, std::string device) {
-  const Request request = MakeRequest(wait, deadline_ms, std::move(device));
+  const Request request = MakeRequest(refs, wait, deadline_ms, std::move(device));
   std::vector<HeldPtr> held;
   Wait([&](mh_error* error) { return self->AcquireSet(refs, request, &held, error); });
   std::vector<Handle> handles;
@@ -62,7 +68,7 @@ std::vector<Handle> AcquireSeveral(const SessionPtr& self, const std::vector<std
 
 std::unique_ptr<Live> FollowOne(const SessionPtr& self, const std::string& ref, bool wait,
                                 uint64_t deadline_ms, std::string device) {
-  const Request request = MakeRequest(wait, deadline_ms, std::move(device));
+  const Request request = MakeRequest({ref}, wait, deadline_ms, std::move(device));
   mh_live* live = nullptr;
   Wait([&](mh_error* error) { return self->Follow(ref, request, &live, error); });
   return std::make_unique<Live>(live, self);
@@ -70,7 +76,7 @@ std::unique_ptr<Live> FollowOne(const SessionPtr& self, const std::string& ref, 
 
 std::unique_ptr<LiveSet> FollowSeveral(const SessionPtr& self, const std::vector<std::string>& refs,
                                        bool wait, uint64_t deadline_ms, std::string device) {
-  const Request request = MakeRequest(wait, deadline_ms, std::move(device));
+  const Request request = MakeRequest(refs, wait, deadline_ms, std::move(device));
   mh_live_set* live = nullptr;
   Wait([&](mh_error* error) { return self->FollowSet(refs, request, &live, error); });
   return std::make_unique<LiveSet>(live, refs.size(), self);

@@ -12,23 +12,6 @@ std::vector<const char*> Pointers(const std::vector<std::string>& texts) {
   return pointers;
 }
 
-// MH_WANT_DEVICE and MH_WANT_DEVICE_IF_ANY.
-constexpr uint32_t kWantDevice = 1;
-constexpr uint32_t kWantDeviceIfAny = 2;
-
-// A libmodelhost without device copies has no such fields: it refuses what is asked for in its own
-// words, because its reserved field is not 0.
-template <typename Options>
-void AskForDevice(const std::string& device, Options* options) {
-  const uint32_t want = device == "auto" ? kWantDeviceIfAny : kWantDevice;
-  if constexpr (requires { options->gpu; }) {
-    options->want = want;
-    if (device != "auto" && device != "cuda") options->gpu = device.c_str();
-  } else {
-    options->reserved = want;
-  }
-}
-
 }  // namespace
 
 std::string Held::Name() const {
@@ -39,7 +22,12 @@ mh_acquire_options OptionsOf(const Request& request) {
   mh_acquire_options options = MH_ACQUIRE_OPTIONS_INIT;
   options.wait = request.wait ? 1 : 0;
   options.deadline_ms = request.deadline_ms;
-  if (!request.device.empty()) AskForDevice(request.device, &options);
+  if (request.device == "auto") {
+    options.want = MH_WANT_DEVICE_IF_ANY;
+  } else if (!request.device.empty()) {
+    options.want = MH_WANT_DEVICE;
+    if (request.device != "cuda") options.gpu = request.device.c_str();
+  }
   return options;
 }
 

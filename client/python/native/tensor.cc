@@ -49,7 +49,8 @@ int GetTensorBuffer(PyObject* self, Py_buffer* buffer, int flags) {
   if (Wants(flags, PyBUF_F_CONTIGUOUS) && !(tensor.RowMajor() && view.rank < 2)) {
     return RefuseBuffer(buffer, tensor.Describe() + ": is not Fortran-contiguous");
   }
-  if (Wants(flags, PyBUF_C_CONTIGUOUS) && !tensor.RowMajor()) {
+  if ((Wants(flags, PyBUF_C_CONTIGUOUS) || Wants(flags, PyBUF_ANY_CONTIGUOUS)) &&
+      !tensor.RowMajor()) {
     return RefuseBuffer(buffer, tensor.Describe() + ": is not contiguous");
   }
   static_assert(sizeof(Py_ssize_t) == sizeof(int64_t));
