@@ -4,7 +4,10 @@
 #include <gmock/gmock.h>
 
 #include <array>
+#include <atomic>
+#include <chrono>
 #include <functional>
+#include <memory>
 #include <thread>
 #include <utility>
 

@@ -123,10 +123,10 @@ TEST_F(DeviceAgentFailureTest, AnAgentThatCannotGiveMemoryBackIsReplaced) {
 TEST_F(DeviceAgentFailureTest, AnUploadThatIsUnderWayIsCancelledAndTheAgentStays) {
   const UniqueFd source = Source(4 * kMiB);
   // One that holds segments has the time to stop: they would go with it.
-  for (const char* library : {FAKECUDA_PATH, FAKECUDA_OLD_PATH}) {
+  for (const bool holds : {false, true}) {
     Fail("cuMemcpyHtoDAsync:1:slow");
-    DeviceAgentOptions options = Options(library);
-    if (library == FAKECUDA_PATH) options.cancel = absl::Seconds(30);
+    DeviceAgentOptions options = Options(holds ? FAKECUDA_OLD_PATH : FAKECUDA_PATH);
+    if (!holds) options.cancel = absl::Seconds(30);
     const auto agent = Agent(options);
     const auto segment = agent->Create(8 * kMiB, GoOn);
     ASSERT_TRUE(segment.ok()) << segment.status();
