@@ -121,7 +121,7 @@ Agent::Agent() {
 
 Result<AgentAnswer> Agent::Ask(agent::Frame frame, const agent::Request& request,
                                std::vector<const UniqueFd*> fds) {
-  return link_.Ask(frame, request, fds, kPatience);
+  return link_.Ask(frame, request, fds, AgentPatience{kPatience, kPatience});
 }
 
 void Agent::Kill() {
