@@ -179,7 +179,9 @@ void ModelManager::Impl::ScheduleDeviceCheck() {
 
 void ModelManager::Impl::TakeLostDevices() {
   bool lost_any = false;
-  for (auto& [key, record] : versions) {
+  for (auto& entry : versions) {
+    const VersionKey& key = entry.first;
+    VersionRecord& record = entry.second;
     if (record.resident == nullptr) continue;
     const bool lost = DeviceResidencyOf(*record.resident) == DeviceResidency::kLost;
     if (lost && record.device_residency == DeviceResidency::kResident) {
