@@ -1,5 +1,6 @@
 // Device memory through the C API, against a fake daemon and the fake driver.
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 
