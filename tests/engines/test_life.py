@@ -4,6 +4,7 @@ import os
 import pathlib
 import signal
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import engine_case  # noqa: E402
@@ -95,6 +96,19 @@ class Life(engine_case.Case):
         running.process.stdin.close()
         self.assertEqual(running.process.stdout.read(), "")
         self.assertEqual(len(self.folders()), 1)
+
+    def test_a_daemon_that_is_slow_is_waited_for(self):
+        self.begin()
+        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        process = self.daemon.ctl_start("exec", "planner", "--", "/bin/echo", "ran", user=harness.CLIENT)
+        stopped = time.monotonic()
+        try:
+            # Longer than one of its tries; it has no --timeout.
+            wait_for("a second of silence", lambda: process.poll() is not None or time.monotonic() > stopped + 1)
+        finally:
+            os.kill(self.daemon.process.pid, signal.SIGCONT)
+        out, err = process.communicate(timeout=harness.DEADLINE_S)
+        self.assertEqual((process.returncode, out), (0, "ran\n"), err)
 
     def test_children_have_the_files_unless_they_close_descriptors(self):
         code = """

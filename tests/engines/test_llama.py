@@ -31,9 +31,9 @@ class Llama(engine_case.Case):
                 expected = self.plain(self.run_model(path))
                 self.assertEqual(len(json.loads(expected)["tokens"]), 8)
                 print(f"node-llama-cpp {self.engines.version('node-llama-cpp')}", end=" ", flush=True)
-            for flags in ((), ("--fd-paths",)):
-                with self.subTest(residency=residency, flags=flags):
-                    self.assertEqual(self.exec("chat", self.run_model("{chat.gguf}"), flags), expected)
+            with self.subTest(residency=residency):
+                self.assertEqual(self.exec("chat", self.run_model("{chat.gguf}", "--link-too")), expected)
+        self.assertEqual(self.exec("chat", self.run_model("{chat.gguf}"), ("--fd-paths",)), expected)
 
     def test_a_split_model_is_found_by_its_first_file(self):
         self.daemon_with("mapped", "chat")
