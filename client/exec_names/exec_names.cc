@@ -38,7 +38,6 @@ bool NameInFolder(const char* path, char (&name)[PATH_MAX]) {
   if (path == nullptr) return false;
   const char* slash = std::strrchr(path, '/');
   const char* last = slash == nullptr ? path : slash + 1;
-  if (*last == '\0' || std::strcmp(last, ".") == 0 || std::strcmp(last, "..") == 0) return false;
   char folder[PATH_MAX] = ".";
   if (slash != nullptr) {
     const size_t bytes = slash == path ? 1 : static_cast<size_t>(slash - path);

@@ -76,6 +76,21 @@ rlimit RaiseFileLimit() {
   return before;
 }
 
+// A program opens files only at numbers below its soft limit. Where the version's descriptors would
+// take most of these, they move above it, as far as the hard limit goes; what is open there stays
+// usable. Gives the owners of the moved ones.
+std::vector<UniqueFd> LeaveRoom(std::vector<LeasedFile>& files, const rlimit& limit) {
+  std::vector<UniqueFd> moved;
+  if (files.size() < limit.rlim_cur / 2) return moved;
+  for (LeasedFile& file : files) {
+    UniqueFd above(::fcntl(file.fd, F_DUPFD_CLOEXEC, static_cast<int>(limit.rlim_cur)));
+    if (!above.valid()) return moved;
+    file.fd = above.get();
+    moved.push_back(std::move(above));
+  }
+  return moved;
+}
+
 struct Child {
   pid_t pid = -1;
   UniqueFd failure;  // Yields the errno of a failed exec, or nothing.
@@ -147,8 +162,9 @@ Exit Exec(Context& context, const ExecFlags& flags) {
   const rlimit file_limit = RaiseFileLimit();
   const auto lease = WorkerLease::Take(context, *ref, [&] { return signals.TakeEnding(); });
   if (!lease.ok()) return lease.exit();
-  const auto files = lease->Files();
+  auto files = lease->Files();
   if (!files.ok()) return files.exit();
+  const std::vector<UniqueFd> moved = LeaveRoom(*files, file_limit);
 
   std::optional<LinkFolder> folder;
   if (NeedsFolder(flags.command, *files, flags.fd_paths)) {

@@ -63,7 +63,8 @@ def fetch(folder):
     for name in ("package.json", "package-lock.json"):
         shutil.copy(HERE / name, folder)
     done = subprocess.run(
-        [program("npm"), "ci", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund", "--fetch-retries=1"],
+        [program("npm"), "ci", "--ignore-scripts", "--omit=optional", "--no-audit", "--no-fund",
+         "--fetch-retries=1", "--fetch-retry-mintimeout=1000"],
         cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT_S, check=False)
     if done.returncode != 0:
         lines = (done.stderr + done.stdout).strip().splitlines()

@@ -3,6 +3,8 @@ engine; NumPy and PyTorch where Debian's packages are installed."""
 import json
 import os
 import pathlib
+import re
+import shutil
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -135,9 +137,12 @@ os.chdir(folder)
 os.symlink("gone", "dangling")
 os.symlink("/proc/self/fd/4000", "closed")
 os.symlink("/etc", "away")
+os.symlink("/usr/bin/python3", "another")
 print(json.dumps({"folder": folder, "preload": os.environ.get("LD_PRELOAD", ""),
     "is": {path: real(path) for path in (file, "tokenizer.json", "./sub/../tokenizer.json", "sub/a.json", "sub", "", ".",
-    "tokenizer.json/", "absent", "dangling", "closed", "away", "/proc/self/fd", "/etc/../etc/hostname", "x" * 5000)}}))
+    "tokenizer.json/", "absent", "dangling", "closed", "away", "another", "sub/.", "sub/..",
+    "/proc/self/fd", "/dev/stdin", "/etc/../etc/hostname", "x" * 4090,
+    "x" * 5000, "x/" * 2500 + "x")}}))
 """
 
     def resolved(self, flags, env=None):
@@ -165,10 +170,15 @@ print(json.dumps({"folder": folder, "preload": os.environ.get("LD_PRELOAD", ""),
                 # All else is libc's answer.
                 self.assertEqual((real["sub"], real["."], real["away"]), (f"{folder}/sub", folder, "/etc"))
                 self.assertEqual(real["/etc/../etc/hostname"], os.path.realpath("/etc/hostname"))
+                # Also for a link to a descriptor that is not of the folder.
+                self.assertEqual(real["/dev/stdin"], "/dev/null")
                 self.assertRegex(real["/proc/self/fd"], r"^/proc/\d+/fd$")
-                self.assertEqual(real["x" * 5000], "File name too long")
+                self.assertEqual((real["another"], real["sub/."], real["sub/.."]),
+                                 (os.path.realpath("/usr/bin/python3"), f"{folder}/sub", folder))
+                for path in ("x" * 4090, "x" * 5000):
+                    self.assertEqual(real[path], "File name too long")
                 self.assertIn(real["tokenizer.json/"], ("Permission denied", "No such file or directory"))
-                for path in ("", "absent", "dangling", "closed"):
+                for path in ("", "x/" * 2500 + "x", "absent", "dangling", "closed"):
                     self.assertEqual(real[path], "No such file or directory", path)
 
     @harness.needs_root
@@ -189,14 +199,24 @@ print(json.dumps({"folder": folder, "preload": os.environ.get("LD_PRELOAD", ""),
         self.serve_tree("mapped")
         self.ctl("exec", "--keep-names", "--fd-paths", "planner", "--", "/bin/true", expect=harness.EXIT_USAGE)
 
-    def test_a_missing_library_is_said(self):
-        import shutil
+    def test_the_library_is_looked_for_where_it_is_installed(self):
         self.serve_tree("mapped")
         place = self.folder / "elsewhere" / "bin"
         place.mkdir(parents=True)
         shutil.copy(harness.PROGRAMS.ctl, place)
-        process = self.daemon.ctl_start("exec", "--keep-names", "planner", "--", "/bin/true", user=harness.CLIENT,
-                                        program=str(place / "modelctl"))
-        out, err = process.communicate(timeout=harness.DEADLINE_S)
-        self.assertEqual((process.returncode, out), (harness.EXIT_RESOURCES, ""), err)
-        self.assertRegex(err, r"^error: --keep-names: libmodelhost-exec\.so is not where .*elsewhere/bin/modelctl looks")
+
+        def run():
+            process = self.daemon.ctl_start("exec", "--keep-names", "planner", "--", "/bin/sh", "-c", "echo $LD_PRELOAD",
+                                            user=harness.CLIENT, program=str(place / "modelctl"))
+            out, err = process.communicate(timeout=harness.DEADLINE_S)
+            return process.returncode, out, err
+
+        code, out, err = run()
+        self.assertEqual((code, out), (harness.EXIT_RESOURCES, ""), err)
+        said = re.match(r"error: --keep-names: libmodelhost-exec\.so is not where .*elsewhere/bin/modelctl looks for it "
+                        r"\((\S+) beside it; install", err)
+        self.assertTrue(said, err)
+        folder = pathlib.Path(os.path.normpath(place / said.group(1)))
+        folder.mkdir(parents=True)
+        shutil.copy(harness.PROGRAMS.lib / "libmodelhost-exec.so", folder)
+        self.assertEqual(run(), (0, f"{folder}/libmodelhost-exec.so\n", ""))

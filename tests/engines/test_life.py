@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import signal
+import subprocess
 import sys
 import time
 
@@ -109,6 +110,20 @@ class Life(engine_case.Case):
             os.kill(self.daemon.process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=harness.DEADLINE_S)
         self.assertEqual((process.returncode, out), (0, "ran\n"), err)
+
+    def test_a_version_of_more_files_than_the_program_may_open(self):
+        self.daemon_with("mapped", "planner")
+        folder = models.simple_model(self.folder / "many", 1)
+        for number in range(150):
+            (folder / f"extra-{number:03d}.txt").write_text(str(number))
+        self.serve("planner", 1, folder=folder)
+        # The limit is the program's, who opens the paths one by one; modelctl raises its own.
+        code = "ulimit -Sn; for file in \"$0\"/*; do cat \"$file\" > /dev/null || exit 1; done; cat \"$0/extra-149.txt\""
+        done = subprocess.run(["/bin/sh", "-c", 'ulimit -Sn 40; exec "$0" "$@"', harness.PROGRAMS.ctl, "--runtime-dir",
+                               str(self.daemon.runtime), "exec", "planner", "--", "/bin/sh", "-c", code, "{}"],
+                              capture_output=True, text=True, check=False, timeout=2 * harness.DEADLINE_S, cwd="/",
+                              env=harness.environment(), **harness.as_user(harness.CLIENT))
+        self.assertEqual((done.returncode, done.stdout), (0, "40\n149"), done.stderr)
 
     def test_children_have_the_files_unless_they_close_descriptors(self):
         code = """
