@@ -26,9 +26,9 @@ class Quickstart(harness.Case):
             self.skipTest("the Python package is not built")
         with newcomer.metrics_port_taken():
             out = user.run(newcomer.as_script(rest))
-        for line in ("event=metrics_off", "planner@1", "planner: 20 tensors; model.norm.weight has 2048 bytes",
+        for line in ("event=metrics_off", "planner@1", "planner@1: 20 tensors; model.norm.weight has 2048 bytes",
                      "planner 1 20 tensors; BF16 (1024,)", "attached planner@1", "adopted planner@2 after",
-                     "modelhost-perception", "config.json"):
+                     "modelhost-perce", "config.json"):
             self.assertIn(line, out)
         # Back at version 1: the same file as in the source.
         digest = subprocess.run(["sha256sum", user.clone / "build/planner-v1/config.json"],
