@@ -20,7 +20,7 @@ child connects for itself.
 from pkgutil import extend_path as _extend_path
 
 try:
-    from . import _native as _native
+    from ._native import File, Tensor
 except ModuleNotFoundError as _error:
     import pathlib as _pathlib
     import sys as _sys
@@ -37,7 +37,6 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
                       Unimplemented, Unknown)
 from ._handle import Handle
 from ._live import Live, LiveSet
-from ._native import File, Tensor
 
 __all__ = [
     "Aborted", "AlreadyExists", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Error",
