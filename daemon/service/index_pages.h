@@ -9,7 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "daemon/region/index_tables.h"
+#include "daemon/region/flat_index.h"
 #include "modelhost/v1/worker.pb.h"
 
 namespace modelhost {
