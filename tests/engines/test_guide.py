@@ -9,19 +9,20 @@ import signal
 import subprocess
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent / "docs")]
 import engine_case  # noqa: E402
 import engine_models  # noqa: E402
 import harness  # noqa: E402
 import models  # noqa: E402
+from blocks import Page  # noqa: E402
 
-GUIDE = harness.ROOT / "docs" / "exec.md"
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+PAGE = Page("docs/exec.md")
 FILE_NAME = re.compile(r"(?:#|//) ([\w-]+\.\w+)\n")
 
 
 def blocks(*languages):
-    return [body for language, body in BLOCK.findall(GUIDE.read_text()) if language in languages]
+    return [block.text for block in PAGE.take(*languages)]
 
 
 def needs_engine(block):
@@ -51,9 +52,9 @@ class Guide(engine_case.Case):
         self.assertEqual(done.returncode, 0, f"{block}\n{done.stdout}{done.stderr}")
         return done.stdout
 
-    def test_every_block_is_of_a_kind_that_is_run(self):
-        self.assertEqual({language for language, _ in BLOCK.findall(GUIDE.read_text())}, {"sh", "js", "python", "ini"})
-        self.assertEqual(len(BLOCK.findall(GUIDE.read_text())) * 2, len(re.findall(r"^```", GUIDE.read_text(), re.M)))
+    def test_no_block_is_left_over(self):
+        blocks("sh", "js", "python", "ini")
+        self.assertEqual(PAGE.left, [])
 
     def test_the_commands_work(self):
         engine_case.need("numpy")
