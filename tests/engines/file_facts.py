@@ -44,6 +44,13 @@ def seek_is_private(path):
         return os.lseek(two.fileno(), 0, os.SEEK_CUR) == 0
 
 
+def lock_twice(path):
+    """Locks are the file's, not the opener's: a second one has to wait for the first."""
+    with open(path, "rb") as one, open(path, "rb") as two:
+        fcntl.flock(one, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(two, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
 def main():
     path = sys.argv[1]
     with open(path, "rb") as file:
@@ -65,10 +72,12 @@ def main():
         "open_truncate": attempt(lambda: with_open(path, os.O_WRONLY | os.O_TRUNC, lambda fd: None)),
         "flock_shared": attempt(lambda: with_open(path, os.O_RDONLY, lambda fd: fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB))),
         "flock_exclusive": attempt(lambda: with_open(path, os.O_RDONLY, lambda fd: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB))),
+        "flock_twice": attempt(lambda: lock_twice(path)),
         "lock_read": attempt(lambda: with_open(path, os.O_RDONLY, lambda fd: fcntl.lockf(fd, fcntl.LOCK_SH | fcntl.LOCK_NB))),
         "lock_write": attempt(lambda: with_open(path, os.O_RDONLY, lambda fd: fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB))),
         "realpath": attempt(lambda: os.path.realpath(path, strict=True)),
         "realpath_is": os.path.realpath(path),
+        "no_follow": attempt(lambda: with_open(path, os.O_RDONLY | os.O_NOFOLLOW, lambda fd: None)),
         "direct": attempt(lambda: with_open(path, os.O_RDONLY | os.O_DIRECT, lambda fd: None)),
         "noatime": attempt(lambda: with_open(path, os.O_RDONLY | os.O_NOATIME, lambda fd: None)),
     }

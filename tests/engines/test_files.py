@@ -37,7 +37,7 @@ class Facts(engine_case.Case):
 
     # Reading, mapping, and locks that need no right to write are as on any file.
     both = {"stat_size": True, "own_offset": True, "flock_shared": "ok", "flock_exclusive": "ok",
-            "lock_read": "ok", "lock_write": "EBADF", "direct": "ok", "noatime": "EPERM"}
+            "flock_twice": "EAGAIN", "lock_read": "ok", "lock_write": "EBADF", "no_follow": "ELOOP", "direct": "ok", "noatime": "EPERM"}
 
     @harness.needs_root
     def test_of_a_mapped_file(self):
