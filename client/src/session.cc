@@ -1,7 +1,5 @@
 #include "client/src/session.h"
 
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -75,7 +73,7 @@ void Session::Close() {
   closed_ = true;
   Break(Gone(), /*lost=*/false);
   // The reader waits at the socket, and it alone closes it. The daemon drops the leases now.
-  if (connection_ != nullptr) (void)::shutdown(connection_->socket().get(), SHUT_RDWR);
+  if (connection_ != nullptr) EndChannel(connection_->socket());
   changed_.NotifyAll();
   SignalLocked();
   followers.swap(followers_);
