@@ -1,7 +1,6 @@
 #include "daemon/region/device_plan.h"
 
 #include <algorithm>
-#include <cstring>
 #include <map>
 #include <numeric>
 #include <string_view>
@@ -10,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/format/text.h"
+#include "daemon/region/flat_index.h"
 #include "daemon/store/name_patterns.h"
 #include "proto/abi/version_index.h"
 
@@ -33,47 +33,13 @@ absl::Status NotOurs(const std::string& why) {
   return absl::DataLossError(absl::StrCat("the index's device tables: ", why));
 }
 
-// The tables of an index that a plan is in. Entries are copied out: nothing is said of alignment.
-class IndexTables {
- public:
-  explicit IndexTables(std::span<const std::byte> index) : index_(index) {}
-
-  absl::Status Open() {
-    if (index_.size() < sizeof(header_)) return NotOurs("it is shorter than a header");
-    std::memcpy(&header_, index_.data(), sizeof(header_));
-    if (!abi::IndexFits(header_, index_.size())) return NotOurs("its header does not fit it");
-    return absl::OkStatus();
-  }
-  const abi::IndexHeader& header() const { return header_; }
-  abi::TensorEntry Tensor(uint64_t i) const {
-    return At<abi::TensorEntry>(header_.tensors.offset, i);
-  }
-  abi::RegionEntry Region(uint64_t i) const {
-    return At<abi::RegionEntry>(header_.regions.offset, i);
-  }
-  abi::DeviceSegmentEntry Segment(uint64_t i) const {
-    return At<abi::DeviceSegmentEntry>(header_.device_segments.offset, i);
-  }
-
- private:
-  template <typename T>
-  T At(uint64_t offset, uint64_t i) const {
-    T entry;
-    std::memcpy(&entry, index_.data() + offset + i * sizeof(T), sizeof(T));
-    return entry;
-  }
-
-  const std::span<const std::byte> index_;
-  abi::IndexHeader header_{};
-};
-
-absl::StatusOr<std::vector<DevicePlan::Part>> PartsOfSegments(const IndexTables& tables) {
+absl::StatusOr<std::vector<DevicePlan::Part>> PartsOfSegments(const FlatIndex& index) {
   std::vector<DevicePlan::Part> parts;
-  const uint64_t count = tables.header().device_segments.count;
+  const uint64_t count = index.segment_count();
   if (count >= abi::kNone) return NotOurs(absl::StrCat("it has ", count, " segments"));
   for (uint32_t i = 0; i < count; ++i) {
-    const abi::DeviceSegmentEntry entry = tables.Segment(i);
-    if (entry.region >= tables.header().regions.count || entry.bytes == 0) {
+    const FlatIndex::Segment entry = index.SegmentAt(i);
+    if (entry.region >= index.region_count() || entry.bytes == 0) {
       return NotOurs(absl::StrCat("segment ", i, " is of region ", entry.region, " and has ",
                                   entry.bytes, " bytes"));
     }
@@ -90,30 +56,30 @@ absl::StatusOr<std::vector<DevicePlan::Part>> PartsOfSegments(const IndexTables&
 }
 
 // Of tensor `i`; nothing where it is not on the device.
-absl::StatusOr<std::optional<Chosen>> ChosenOfTensor(const IndexTables& tables, uint64_t i) {
-  const abi::TensorEntry entry = tables.Tensor(i);
+absl::StatusOr<std::optional<Chosen>> ChosenOfTensor(const FlatIndex& index, uint64_t i) {
+  const abi::TensorEntry& entry = index.EntryAt(i);
   const auto bad = [&](const auto&... why) {
     return NotOurs(absl::StrCat("tensor ", i, ": ", why...));
   };
-  const bool segments = tables.header().device_segments.count > 0;
+  const bool segments = index.segment_count() > 0;
   const bool on_device = (entry.flags & abi::kTensorOnDevice) != 0;
   if ((on_device && segments) != (entry.device_segment != abi::kNone)) {
     return bad("it has segment ", entry.device_segment, " and flags ", entry.flags);
   }
   if (!on_device || entry.nbytes == 0) return std::nullopt;
   if ((entry.flags & abi::kTensorMappable) == 0) return bad("on a device, and not mappable");
-  if (entry.region >= tables.header().regions.count) return bad("no region ", entry.region);
-  const uint64_t region_bytes = tables.Region(entry.region).bytes;
+  if (entry.region >= index.region_count()) return bad("no region ", entry.region);
+  const uint64_t region_bytes = index.RegionAt(entry.region).bytes;
   if (entry.nbytes > region_bytes || entry.region_offset > region_bytes - entry.nbytes) {
     return bad("bytes ", entry.region_offset, " to ", entry.region_offset, " + ", entry.nbytes,
                " of a region that has ", region_bytes);
   }
   Chosen chosen{entry.region, {entry.region_offset, entry.nbytes}, {}};
   if (!segments) return chosen;
-  if (entry.device_segment >= tables.header().device_segments.count) {
+  if (entry.device_segment >= index.segment_count()) {
     return bad("no segment ", entry.device_segment);
   }
-  const abi::DeviceSegmentEntry segment = tables.Segment(entry.device_segment);
+  const FlatIndex::Segment segment = index.SegmentAt(entry.device_segment);
   if (segment.region != entry.region || entry.device_offset % kDeviceAlignment != 0 ||
       entry.nbytes > segment.bytes || entry.device_offset > segment.bytes - entry.nbytes) {
     return bad("offset ", entry.device_offset, " of segment ", entry.device_segment, ", which has ",
@@ -310,17 +276,17 @@ absl::StatusOr<DevicePlan> PlanDevice(const DevicePolicy& policy,
   return plan;
 }
 
-absl::StatusOr<DevicePlan> PlanOfIndex(std::span<const std::byte> index) {
-  IndexTables tables(index);
-  if (auto opened = tables.Open(); !opened.ok()) return opened;
+absl::StatusOr<DevicePlan> PlanOfIndex(std::span<const std::byte> bytes) {
+  const auto index = FlatIndex::Read(bytes);
+  if (!index.ok()) return index.status();
   DevicePlan plan;
-  plan.segments = tables.header().device_segments.count > 0;
-  auto parts = PartsOfSegments(tables);
+  plan.segments = index->segment_count() > 0;
+  auto parts = PartsOfSegments(*index);
   if (!parts.ok()) return parts.status();
   plan.parts = *std::move(parts);
   std::vector<Chosen> all;
-  for (uint64_t i = 0; i < tables.header().tensors.count; ++i) {
-    const auto chosen = ChosenOfTensor(tables, i);
+  for (uint64_t i = 0; i < index->tensor_count(); ++i) {
+    const auto chosen = ChosenOfTensor(*index, i);
     if (!chosen.ok()) return chosen.status();
     if (chosen->has_value()) all.push_back(**chosen);
   }

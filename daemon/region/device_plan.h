@@ -48,8 +48,8 @@ absl::StatusOr<DevicePlan> PlanDevice(const DevicePolicy& policy,
                                       const DeviceLayoutLimits& limits,
                                       std::vector<std::string>& warnings);
 
-// The plan that a sealed index of this program was laid out by. DATA_LOSS: it does not fit
-// together.
+// The plan that a sealed index of this program was laid out by; `index` as for FlatIndex::Read.
+// DATA_LOSS: it does not fit together.
 absl::StatusOr<DevicePlan> PlanOfIndex(std::span<const std::byte> index);
 
 // SHA-256 over ranges and places: equal ones are filled with the same bytes from the same content.

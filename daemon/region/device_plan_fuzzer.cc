@@ -3,13 +3,16 @@
 #include <cstdint>
 #include <cstdlib>
 #include <span>
+#include <vector>
 
 #include "daemon/region/device_plan.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using modelhost::DevicePlan;
   using modelhost::HostRange;
-  const auto plan = modelhost::PlanOfIndex({reinterpret_cast<const std::byte*>(data), size});
+  // Aligned as a mapped index is.
+  const std::vector<uint8_t> copy(data, data + size);
+  const auto plan = modelhost::PlanOfIndex(std::as_bytes(std::span(copy)));
   if (!plan.ok()) return 0;
   uint32_t segments = 0;
   for (size_t p = 0; p < plan->parts.size(); ++p) {

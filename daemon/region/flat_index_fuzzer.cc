@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "daemon/region/index_tables.h"
+#include "daemon/region/flat_index.h"
 
 namespace modelhost {
 namespace {

@@ -1,5 +1,6 @@
-#include "daemon/region/index_tables.h"
+#include "daemon/region/flat_index.h"
 
+#include <cstdlib>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -19,6 +20,9 @@ absl::StatusOr<FlatIndex> FlatIndex::Map(const SealedRegion& index) {
 absl::StatusOr<FlatIndex> FlatIndex::Read(std::span<const std::byte> bytes) {
   FlatIndex view;
   view.bytes_ = bytes;
+  if (reinterpret_cast<uintptr_t>(bytes.data()) % alignof(abi::IndexHeader) != 0) {
+    std::abort();  // The caller's bug: mapped bytes are aligned, and so are those of a vector.
+  }
   if (bytes.size() < sizeof(abi::IndexHeader) || !abi::IndexFits(view.header(), bytes.size())) {
     return absl::DataLossError(absl::StrCat("version index of ", bytes.size(),
                                             " bytes: not one, or its tables do not fit"));
@@ -84,7 +88,7 @@ FlatIndex::Segment FlatIndex::SegmentAt(uint64_t number) const {
 }
 
 absl::StatusOr<FlatIndex::Tensor> FlatIndex::TensorAt(uint64_t number) const {
-  const auto& entry = At<abi::TensorEntry>(header().tensors, number);
+  const abi::TensorEntry& entry = EntryAt(number);
   const auto texts = PairOf(entry.name, entry.reason);
   if (!texts.ok()) return texts.status();
   const auto shape = Dims(entry.shape, entry.rank);

@@ -1,4 +1,4 @@
-#include "daemon/region/index_tables.h"
+#include "daemon/region/flat_index.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -63,7 +63,7 @@ class FlatIndex {
 
   // The caller may drop `index` afterwards.
   static absl::StatusOr<FlatIndex> Map(const SealedRegion& index);
-  // Of bytes that outlive the view.
+  // Of bytes that outlive the view and are aligned to 8, as the tables are among themselves.
   static absl::StatusOr<FlatIndex> Read(std::span<const std::byte> bytes);
 
   std::string_view model() const { return header().model; }
@@ -85,6 +85,10 @@ class FlatIndex {
   absl::StatusOr<Pair> MetadataAt(uint64_t number) const;   // Key and value.
   Segment SegmentAt(uint64_t number) const;
   absl::StatusOr<Tensor> TensorAt(uint64_t number) const;
+  // As it stands, nothing checked.
+  const abi::TensorEntry& EntryAt(uint64_t number) const {
+    return At<abi::TensorEntry>(header().tensors, number);
+  }
 
  private:
   FlatIndex() = default;
