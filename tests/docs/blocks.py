@@ -23,6 +23,7 @@ PAGES = {
     "client/README.md": {"cpp": "tests/docs/test_client_readme.py",
                          "cmake": "tests/docs/test_client_readme.py"},
     "client/modelctl/README.md": {"sh": "tests/docs/test_operators.py"},
+    "docs/cpp.md": {language: "tests/docs/test_cpp.py" for language in ("sh", "cmake", "cpp", "c")},
     "docs/desired_state.md": {"toml": "tests/docs/test_operators.py",
                               "desired": "tests/docs/test_operators.py",
                               "yaml": "tests/docs/test_operators.py",
@@ -40,6 +41,7 @@ PAGES = {
     "docs/python.md": {"sh": "tests/docs/test_python.py", "python": "tests/docs/test_python.py"},
     "docs/quickstart.md": {language: "tests/docs/test_quickstart.py"
                            for language in ("sh", "cpp", "python")},
+    "docs/ros.md": {language: "tests/docs/test_ros.py" for language in ("sh", "xml", "cmake", "cpp")},
 }
 
 NEVER_RUN = {"text"}
