@@ -38,6 +38,7 @@ class DeviceCopyJob {
     DeviceRegionKey key;
     bool mine = false;  // Claimed, to be made here.
     bool done = false;  // Its segments hold what they should.
+    bool adopted = false;  // They were offered, and go back there when this load fails.
     DeviceRegion::Parts made;
     std::vector<WritableRegion> host_segments;  // kHostRegistered, until they are full.
     std::shared_ptr<const DeviceRegion> copy;
