@@ -92,7 +92,7 @@ class DeviceAgent final : public DeviceMemoryService {
   std::optional<Running> running_ ABSL_GUARDED_BY(mutex_);
   std::optional<DeviceReport> report_ ABSL_GUARDED_BY(mutex_);
   uint64_t incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t held_ ABSL_GUARDED_BY(mutex_) = 0;  // Segments of cuda_ipc in the process.
+  uint64_t held_ ABSL_GUARDED_BY(mutex_) = 0;     // Segments of cuda_ipc in the process.
   bool refused_ ABSL_GUARDED_BY(mutex_) = false;  // The last question: by an agent that answers.
   LateChildren late_;
 };

@@ -97,7 +97,7 @@ class DeviceGpu final : public DeviceReleaser {
   bool news_ ABSL_GUARDED_BY(mutex_) = false;
   uint64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;  // To come.
   int silent_checks_ = 0;                          // In a row. Only the thread's.
-  ThreadPool thread_;  // Last: its tasks use the others.
+  ThreadPool thread_;                              // Last: its tasks use the others.
 };
 
 }  // namespace modelhost

@@ -36,8 +36,7 @@ uint64_t DeviceImage::bytes() const {
 }
 
 bool DeviceImage::lost() const {
-  return let_go ||
-         std::ranges::any_of(regions, [](const auto& region) { return region->lost(); });
+  return let_go || std::ranges::any_of(regions, [](const auto& region) { return region->lost(); });
 }
 
 Digest PlannedDeviceId(const std::string& gpu, const Digest& file, const std::string& policy) {

@@ -27,7 +27,7 @@ struct Lease {
   std::string label;      // What was asked for; empty for a fixed version.
   std::string transport;  // "host_file", "host_memfd", "device_vmm_fd", ...
   absl::Time since;
-  std::string gpu = {};  // UUID of the GPU whose memory it has; empty: host memory alone.
+  std::string gpu = {};       // UUID of the GPU whose memory it has; empty: host memory alone.
   bool gpu_required = false;  // Without device memory it would not have been granted.
   // What its holder was handed of device memory and has mapped: it stays, and stays booked, until
   // the lease ends, whatever the version has by then.
