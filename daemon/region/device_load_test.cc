@@ -286,7 +286,7 @@ TEST_F(DeviceLoadTest, ALostCopyLeavesTheVersionAndTheFdStoreAndTheRestStays) {
   EXPECT_TRUE(version.devices.at(0).lost());
   EXPECT_THAT(version.devices[0].regions, IsEmpty());
   EXPECT_EQ(version.host_bytes(), version.manifest->TotalBytes());
-  EXPECT_EQ(version.report.source, "cold");
+  EXPECT_FALSE(version.report.phases.empty());
   // The next daemon finds the version, and makes the copy.
   Boot(End());
   EXPECT_EQ(restored_->report().copies, 0U);

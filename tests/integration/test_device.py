@@ -273,8 +273,8 @@ class Mode(DeviceCase):
         config = CONFIG.replace('"200ms"', '"1h"') + "".join(
             f'[[models]]\nname = "{name}"\ndevice = "all"\n' for name in models)
         self.begin("cuda_ipc", config, FAKECUDA_ATTR_102="0")
-        for name in models:
-            self.publish(name, 1)
+        for seed, name in enumerate(models, 11):  # Files of their own.
+            self.publish(name, 1, seed=seed)
             self.ctl("load", f"{name}@1")
         self.serve("other", 1)
         self.publish("other", 2)
