@@ -19,6 +19,7 @@ constexpr char kEnded[] = "the daemon ends";
 Result<AgentAnswer> AgentLink::Ask(agent::Frame frame, agent::Request request,
                                    std::span<const UniqueFd* const> fds,
                                    const AgentPatience& patience, const Progress& progress) {
+  answered_ = false;
   const auto ended = [&] { return patience.ended != nullptr && patience.ended->load(); };
   if (ended()) return Error{Code::kCancelled, kEnded, 0};
   if (progress && !progress(0)) {
@@ -51,6 +52,7 @@ Result<AgentAnswer> AgentLink::Ask(agent::Frame frame, agent::Request request,
       auto reply = agent::ParseReply(std::span(buffer).first(heard->bytes), heard->fds.size(), id);
       if (!reply.ok()) return broken(reply.error().code, reply.error().text);
       if (agent::IsLast(*reply)) {
+        answered_ = true;
         if (reply->dead != 0) broken_ = true;
         if (reply->code != 0) {
           return Error{static_cast<Code>(reply->code), std::string(agent::TextOf(reply->text)), 0};

@@ -53,11 +53,14 @@ class AgentLink {
                           std::span<const UniqueFd* const> fds, const AgentPatience& patience,
                           const Progress& progress = nullptr);
   bool broken() const { return broken_; }
+  // The last request was answered, with an error or without: the agent itself has spoken.
+  bool answered() const { return answered_; }
 
  private:
   UniqueFd socket_;
   uint32_t next_request_ = 1;
   bool broken_ = false;
+  bool answered_ = false;
 };
 
 }  // namespace modelhost

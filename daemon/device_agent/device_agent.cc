@@ -91,6 +91,7 @@ absl::StatusOr<AgentAnswer> DeviceAgent::Ask(agent::Frame frame, const agent::Re
                                              const std::vector<const UniqueFd*>& fds,
                                              const Progress& progress) {
   auto answer = running_->link.Ask(frame, request, fds, PatienceOf(held_), progress);
+  refused_ = !answer.ok() && running_->link.answered();
   if (!running_->link.broken()) {
     if (!answer.ok()) return ToStatus(answer.error(), uuid_);
     return *std::move(answer);
@@ -283,13 +284,21 @@ absl::Status DeviceAgent::Verify(const DeviceSegment& segment, uint64_t checksum
 
 absl::Status DeviceAgent::Check(const DeviceSegment& segment) {
   const absl::MutexLock lock(&mutex_);
-  if (const absl::Status ready = Ready(nullptr); !ready.ok()) {
-    // Other GPUs are left, this one is not.
-    return absl::IsNotFound(ready) ? absl::UnavailableError(ready.message()) : ready;
+  if (!segment.fd.valid() && (!running_.has_value() || segment.incarnation != incarnation_)) {
+    return absl::DataLossError(
+        absl::StrCat(uuid_, ": the segment was lost with the agent that held it (load it again)"));
   }
-  if (const absl::Status held = CheckHeld(segment); !held.ok()) {
-    return absl::DataLossError(held.message());
-  }
+  refused_ = false;
+  const absl::Status found = Look(segment);
+  const bool told = found.ok() || absl::IsResourceExhausted(found) || absl::IsCancelled(found) ||
+                    absl::IsDeadlineExceeded(found) || (refused_ && absl::IsDataLoss(found));
+  if (told) return found;
+  // Also where other GPUs are left, and this one is not.
+  return refused_ ? absl::UnavailableError(found.message()) : absl::AbortedError(found.message());
+}
+
+absl::Status DeviceAgent::Look(const DeviceSegment& segment) {
+  if (const absl::Status ready = Ready(nullptr); !ready.ok()) return ready;
   agent::Request request = NewRequest();
   request.bytes = segment.bytes;
   request.segment = segment.id;

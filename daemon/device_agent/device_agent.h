@@ -79,6 +79,8 @@ class DeviceAgent final : public DeviceMemoryService {
                                   const std::vector<const UniqueFd*>& fds, const Progress& progress)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status CheckHeld(const DeviceSegment& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Looks, and says what came of it: `refused_` tells the driver's word from an agent's end.
+  absl::Status Look(const DeviceSegment& segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   agent::Request NewRequest() const;
   AgentPatience PatienceOf(uint64_t held) const;
 
@@ -90,7 +92,8 @@ class DeviceAgent final : public DeviceMemoryService {
   std::optional<Running> running_ ABSL_GUARDED_BY(mutex_);
   std::optional<DeviceReport> report_ ABSL_GUARDED_BY(mutex_);
   uint64_t incarnation_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t held_ ABSL_GUARDED_BY(mutex_) = 0;  // Segments of cuda_ipc in the process.
+  uint64_t held_ ABSL_GUARDED_BY(mutex_) = 0;     // Segments of cuda_ipc in the process.
+  bool refused_ ABSL_GUARDED_BY(mutex_) = false;  // The last question: by an agent that answers.
   LateChildren late_;
 };
 

@@ -172,11 +172,11 @@ TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
   for (const Case& one :
        {Case{"cuInit:9:1", absl::StatusCode::kOk, 1},
         Case{"cuMemcpyDtoH:2:stick", absl::StatusCode::kUnavailable, 2},
-        Case{"cuMemcpyDtoH:3:kill", absl::StatusCode::kUnavailable, 2},
+        Case{"cuMemcpyDtoH:3:kill", absl::StatusCode::kAborted, 2},
         Case{"cuMemcpyDtoH:3:1", absl::StatusCode::kDataLoss, 1},
         Case{"cuMemImportFromShareableHandle:3:1", absl::StatusCode::kDataLoss, 1},
         Case{"cuMemImportFromShareableHandle:3:stick", absl::StatusCode::kUnavailable, 2},
-        Case{"cuMemImportFromShareableHandle:3:kill", absl::StatusCode::kUnavailable, 2},
+        Case{"cuMemImportFromShareableHandle:3:kill", absl::StatusCode::kAborted, 2},
         Case{"cuMemMap:3:2", absl::StatusCode::kResourceExhausted, 1}}) {
     SCOPED_TRACE(one.fail);
     ::setenv("FAKECUDA_FAIL", one.fail, 1);
@@ -191,6 +191,11 @@ TEST_F(DeviceAgentTest, ALookAtASegmentTellsALostDeviceFromALostSegment) {
   const auto agent = Agent(Options());
   const auto segment = agent->Create(8 * kMiB, GoOn);
   ASSERT_TRUE(segment.ok()) << segment.status();
+  // One that is killed before it has opened the device has not seen it.
+  Set("FAKECUDA_FAIL", "cuInit:1:kill");
+  EXPECT_TRUE(absl::IsAborted(Agent(Options())->Check(*segment)));
+  Set("FAKECUDA_FAIL", "cuInit:1:100");
+  EXPECT_TRUE(absl::IsUnavailable(Agent(Options())->Check(*segment)));
   // A descriptor behind which nothing is, as after a reset.
   ASSERT_EQ(::ftruncate(segment->fd.get(), 0), 0);
   const absl::Status gone = agent->Check(*segment);

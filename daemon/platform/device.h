@@ -79,8 +79,10 @@ class DeviceMemoryService {
                               const Progress& progress) = 0;
   // Whether the segment is still there: imports it read-only and reads a few bytes at its start and
   // its end. Cheap, and no verification: what it finds is a GPU that was lost or reset.
-  //   UNAVAILABLE         the device is gone, or the context of the process that was asked: ask
-  //                       again, another process answers
+  //   UNAVAILABLE         the driver says that the device is gone, or the context of the process
+  //                       that was asked: ask again, another process answers
+  //   ABORTED             the process that was asked ended, or could not be had: nothing is known
+  //   DEADLINE_EXCEEDED   it hung: nothing is known
   //   DATA_LOSS           the device is there, the segment is not
   //   RESOURCE_EXHAUSTED  the device had no room for looking at it: nothing is known
   virtual absl::Status Check(const DeviceSegment& segment) = 0;

@@ -18,29 +18,9 @@ namespace {
 
 constexpr char kGpu[] = "GPU-1b4e28ba-2fa1-11d2-883f-0016d3cca427";
 
-// Counts what is given back.
-class FakeDevice final : public DeviceMemoryService {
+class FakeDevice final : public DeviceReleaser {
  public:
-  absl::StatusOr<DeviceReport> Report() override { return absl::UnavailableError("not asked"); }
-  absl::StatusOr<DeviceSegment> Create(uint64_t /*bytes*/, const Progress&) override {
-    return DeviceSegment();
-  }
-  absl::StatusOr<uint64_t> Upload(const DeviceSegment&, const std::vector<DeviceCopy>&,
-                                  const std::vector<const UniqueFd*>&, bool,
-                                  const Progress&) override {
-    return 0;
-  }
-  absl::Status Check(const DeviceSegment&) override { return absl::OkStatus(); }
-  absl::Status Verify(const DeviceSegment&, uint64_t, const Progress&) override {
-    return absl::OkStatus();
-  }
-  absl::Status Release(const DeviceSegment&) override {
-    ++released;
-    return absl::OkStatus();
-  }
-  absl::StatusOr<DeviceMemoryUse> Memory() override { return DeviceMemoryUse(); }
-
-  int released = 0;
+  void ReleaseLater(std::vector<DeviceSegment> /*segments*/, Reservation /*booked*/) override {}
 };
 
 class GrantFramesTest : public ::testing::Test {

@@ -23,7 +23,7 @@ void DeviceCache::Insert(const std::shared_ptr<const DeviceRegion>& copy) {
   for (auto it = copies_.begin(); it != copies_.end();) {
     it = it->second.copy.expired() ? copies_.erase(it) : std::next(it);
   }
-  copies_[copy->key()] = {copy, copy->bytes(), false};
+  copies_[copy->key()] = {copy, copy.get(), copy->bytes(), false};
   claims_.erase(copy->key());
 }
 
@@ -53,9 +53,10 @@ bool DeviceCache::MarkLost(const DeviceRegion& copy) {
   absl::MutexLock lock(&mutex_);
   if (copy.lost()) return false;
   copy.MarkLost();
-  // Another one may have its place by now.
+  // Another one may have its place by now. It is not held for the comparison: the last reference
+  // must not be dropped here.
   const auto found = copies_.find(copy.key());
-  if (found != copies_.end() && found->second.copy.lock().get() == &copy) found->second.lost = true;
+  if (found != copies_.end() && found->second.which == &copy) found->second.lost = true;
   return true;
 }
 

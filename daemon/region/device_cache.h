@@ -49,6 +49,7 @@ class DeviceCache {
  private:
   struct Entry {
     std::weak_ptr<const DeviceRegion> copy;
+    const DeviceRegion* which = nullptr;  // To compare with; may be gone.
     uint64_t bytes = 0;
     bool lost = false;
   };

@@ -38,8 +38,12 @@ DeviceCopyJob::DeviceCopyJob(DeviceTier& tier, const DeviceTier::Work& work)
 DeviceCopyJob::~DeviceCopyJob() {
   for (Slot& slot : slots_) {
     if (!slot.mine) continue;
-    // Gives the memory back, before the booking.
-    { const DeviceRegion dropped(slot.gpu->service(), std::move(slot.made)); }
+    if (slot.adopted) {  // For the next load: it need not be uploaded again.
+      slot.made.device = Reservation();
+      tier_.Offer(slot.key, std::move(slot.made));
+    } else {  // Gives the memory back, before the booking.
+      const DeviceRegion dropped(*slot.gpu, std::move(slot.made));
+    }
     tier_.cache_.Abandon(slot.key);
   }
 }
@@ -167,7 +171,7 @@ absl::Status DeviceCopyJob::TakeOffered() {
     }
     slot.made.segments = std::move(parts->segments);
     slot.made.checksums = std::move(parts->checksums);
-    slot.done = true;
+    slot.done = slot.adopted = true;
     bytes += slot.bytes();
   }
   if (bytes > 0) AddPhase("device_verify", tier_.clock_.Monotonic() - started, bytes);
@@ -248,7 +252,7 @@ absl::Status DeviceCopyJob::CreateSegments(Slot& slot) {
 void DeviceCopyJob::Finish() {
   for (Slot& slot : slots_) {
     if (!slot.mine) continue;
-    slot.copy = std::make_shared<const DeviceRegion>(slot.gpu->service(), std::move(slot.made));
+    slot.copy = std::make_shared<const DeviceRegion>(*slot.gpu, std::move(slot.made));
     tier_.cache_.Insert(slot.copy);
     slot.mine = false;
   }

@@ -36,8 +36,9 @@ class DeviceCopyJob {
     const DevicePlan::Part* part = nullptr;
     const HostRegion* source = nullptr;
     DeviceRegionKey key;
-    bool mine = false;  // Claimed, to be made here.
-    bool done = false;  // Its segments hold what they should.
+    bool mine = false;     // Claimed, to be made here.
+    bool done = false;     // Its segments hold what they should.
+    bool adopted = false;  // They were offered, and go back there when this load fails.
     DeviceRegion::Parts made;
     std::vector<WritableRegion> host_segments;  // kHostRegistered, until they are full.
     std::shared_ptr<const DeviceRegion> copy;

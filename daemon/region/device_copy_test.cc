@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <thread>
 
 #include "absl/synchronization/notification.h"
@@ -94,6 +95,55 @@ TEST_F(DeviceCopyTest, WithTheLastUserMemoryAndBookingGo) {
   }
   ExpectNothingLeft();
   EXPECT_EQ(gpus_.calls("Release"), static_cast<int>(plan_.SegmentCount()));
+}
+
+// An agent that hangs may take half a minute to be given up.
+TEST_F(DeviceCopyTest, ACopyThatTheAgentHoldsIsDroppedWithoutWaitingForTheAgent) {
+  on_ = {kOther};
+  auto images = MustMake();
+  absl::Notification releasing;
+  absl::Notification go_on;
+  gpus_.Before("Release", [&] {
+    if (!releasing.HasBeenNotified()) releasing.Notify();
+    go_on.WaitForNotification();
+  });
+  absl::Notification dropped;
+  std::thread drops([&] {
+    images.clear();
+    dropped.Notify();
+  });
+  EXPECT_TRUE(dropped.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_TRUE(releasing.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_EQ(PoolOf(kOther).reserved(), plan_.TotalBytes()) << "the agent has it still";
+  // A load of that GPU waits for its turn, and hears that it is cancelled.
+  const int creates = gpus_.calls("Create");
+  absl::Notification ended;
+  absl::Status cancelled;
+  std::thread loads([&] {
+    cancelled = Make().status();
+    ended.Notify();
+  });
+  cancel_.Cancel();
+  EXPECT_TRUE(ended.WaitForNotificationWithTimeout(absl::Seconds(20)));
+  EXPECT_EQ(gpus_.calls("Create"), creates);
+  go_on.Notify();
+  drops.join();
+  loads.join();
+  EXPECT_TRUE(absl::IsCancelled(cancelled)) << cancelled;
+  ExpectNothingLeft();
+}
+
+// Else a load would find the GPU full of what is about to go.
+TEST_F(DeviceCopyTest, WhatIsToBeReleasedGoesBeforeTheNextLoadBegins) {
+  on_ = {kOther};
+  auto images = MustMake();
+  images.clear();
+  uint64_t used = 1;
+  gpus_.Before("Create", [&] {
+    if (used == 1) used = gpus_.used(kOther);
+  });
+  images = MustMake();
+  EXPECT_EQ(used, 0U);
 }
 
 TEST_F(DeviceCopyTest, TheRingIsBookedWhileItIsUsed) {
@@ -371,6 +421,39 @@ TEST_F(OfferedTest, ACancelledLoadLeavesItForTheNext) {
                               .cancel = CancelToken()};
   EXPECT_TRUE(tier_->Make(work).ok());
   EXPECT_EQ(gpus_.calls("Create"), creates);
+}
+
+TEST_F(OfferedTest, WhatWasTakenBeforeTheLoadFailedIsLeftForTheNextToo) {
+  Leave();
+  OfferAll();
+  const int creates = gpus_.calls("Create");
+  // The first part was taken; the second one is looked at when the cancel comes.
+  auto looks = std::make_shared<std::atomic<size_t>>(0);
+  gpus_.Before("Verify", [this, looks] {
+    if (++*looks == plan_.parts[0].segment_bytes.size() + 1) cancel_.Cancel();
+  });
+  EXPECT_TRUE(absl::IsCancelled(Make().status()));
+  gpus_.Heal();
+  EXPECT_EQ(PoolOf(kGpu).reserved(), 0U);
+  const DeviceTier::Work work{.name = name_,
+                              .policy = policy_,
+                              .plan = plan_,
+                              .gpus = on_,
+                              .regions = regions_,
+                              .cancel = CancelToken()};
+  // And when another step fails after all were taken, or some.
+  {
+    gpus_.FailCall("Verify", 1, absl::DataLossError("does not hold what was uploaded"));
+    gpus_.FailCall("Upload", 1, absl::UnavailableError("the agent has ended"));
+    EXPECT_TRUE(absl::IsUnavailable(tier_->Make(work).status()));
+    gpus_.Heal();
+  }
+  EXPECT_EQ(gpus_.calls("Create"), creates + static_cast<int>(plan_.parts[0].segment_bytes.size()));
+  const int before = gpus_.calls("Create");
+  const auto made = tier_->Make(work);
+  ASSERT_TRUE(made.ok()) << made.status();
+  EXPECT_EQ(gpus_.calls("Create"), before + static_cast<int>(plan_.parts[0].segment_bytes.size()));
+  EXPECT_EQ(gpus_.used(kGpu), plan_.TotalBytes());
 }
 
 TEST_F(OfferedTest, WhatNobodyTookGoesWhenItIsInTheWay) {

@@ -9,10 +9,13 @@ namespace {
 constexpr absl::Duration kTurnLook = absl::Milliseconds(20);
 // Of a check, for its turn: a GPU that is being filled is there.
 constexpr absl::Duration kCheckPatience = absl::Seconds(1);
+// Of a release. Then the next task of the thread has its chance, and the release comes again.
+constexpr absl::Duration kReleasePatience = absl::Seconds(1);
 
-// Nothing is said of the copy by these.
-bool TellsNothing(const absl::Status& status) {
-  return status.ok() || absl::IsResourceExhausted(status) || absl::IsCancelled(status);
+// The device, or the segment, or who could look at it now.
+bool IsAnswer(const absl::Status& status) {
+  return status.ok() || absl::IsDataLoss(status) || absl::IsNotFound(status) ||
+         absl::IsResourceExhausted(status) || absl::IsCancelled(status);
 }
 
 }  // namespace
@@ -68,9 +71,11 @@ DeviceGpu::Turn::~Turn() {
   gpu_->busy_ = false;
 }
 
-std::optional<DeviceGpu::Turn> DeviceGpu::TakeTurnWithin(absl::Duration patience) {
+std::optional<DeviceGpu::Turn> DeviceGpu::TakeTurnWithin(absl::Duration patience, bool first) {
   absl::MutexLock lock(&mutex_);
-  const auto free = [this]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) { return !busy_; };
+  const auto free = [this, first]() ABSL_SHARED_LOCKS_REQUIRED(mutex_) {
+    return !busy_ && (first || releases_ == 0);
+  };
   if (!mutex_.AwaitWithTimeout(absl::Condition(&free), patience)) return std::nullopt;
   busy_ = true;
   return Turn(this);
@@ -78,9 +83,29 @@ std::optional<DeviceGpu::Turn> DeviceGpu::TakeTurnWithin(absl::Duration patience
 
 std::optional<DeviceGpu::Turn> DeviceGpu::TakeTurn(const CancelToken& cancel) {
   while (!cancel.cancelled()) {
-    if (auto turn = TakeTurnWithin(kTurnLook)) return turn;
+    if (auto turn = TakeTurnWithin(kTurnLook, /*first=*/false)) return turn;
   }
   return std::nullopt;
+}
+
+void DeviceGpu::ReleaseLater(std::vector<DeviceSegment> segments, Reservation booked) {
+  {
+    absl::MutexLock lock(&mutex_);
+    ++releases_;
+  }
+  Release(std::move(segments), std::move(booked));
+}
+
+void DeviceGpu::Release(std::vector<DeviceSegment> segments, Reservation booked) {
+  thread_.Post([this, segments = std::move(segments), booked = std::move(booked)]() mutable {
+    const auto turn = TakeTurnWithin(kReleasePatience, /*first=*/true);
+    if (!turn.has_value()) return Release(std::move(segments), std::move(booked));
+    // What fails went with the agent that had it.
+    for (const DeviceSegment& segment : segments) (void)service_->Release(segment);
+    booked.Shrink(0);
+    absl::MutexLock lock(&mutex_);
+    --releases_;
+  });
 }
 
 void DeviceGpu::StartCheck(DeviceCache& cache) {
@@ -104,7 +129,8 @@ bool DeviceGpu::AwaitCheck(absl::Duration patience) {
 
 void DeviceGpu::Check(DeviceCache& cache) {
   const std::vector<std::shared_ptr<const DeviceRegion>> copies = cache.On(uuid());
-  const auto turn = TakeTurnWithin(kCheckPatience);
+  // First: what is to be released waits for this thread.
+  const auto turn = TakeTurnWithin(kCheckPatience, /*first=*/true);
   if (!turn.has_value()) return;
   if (copies.empty() && !state().usable) return Look();  // It may have come back.
   for (const auto& copy : copies) {
@@ -114,9 +140,15 @@ void DeviceGpu::Check(DeviceCache& cache) {
       MarkLost(cache, *copy);  // Of the device nothing bad is known.
       continue;
     }
-    if (TellsNothing(found)) {
-      if (found.ok()) SetUsable(found);
+    if (IsAnswer(found)) {
+      if (!found.ok()) continue;
+      silent_checks_ = 0;
+      SetUsable(found);
       continue;
+    }
+    if (!absl::IsUnavailable(found)) {
+      if (++silent_checks_ >= kSilentChecks) SetUsable(found);
+      return;
     }
     // The GPU itself is gone, and with it all that was on it.
     SetUsable(found);
@@ -127,11 +159,15 @@ void DeviceGpu::Check(DeviceCache& cache) {
   }
 }
 
-// An agent that died or lost its context is a reason to ask another one, once.
+// An agent that died or lost its context is a reason to ask another one, once. UNAVAILABLE: both
+// times the driver itself said so.
 absl::Status DeviceGpu::CheckCopy(const DeviceRegion& copy) {
   for (const DeviceSegment& segment : copy.segments()) {
     absl::Status found = service_->Check(segment);
-    if (!TellsNothing(found)) found = service_->Check(segment);
+    if (!IsAnswer(found)) {
+      const absl::Status first = std::exchange(found, service_->Check(segment));
+      if (absl::IsUnavailable(found) && !absl::IsUnavailable(first)) found = first;
+    }
     if (!found.ok()) return found;
   }
   return absl::OkStatus();

@@ -5,6 +5,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/status/status.h"
@@ -26,7 +28,7 @@ bool TakesDeviceMemory(abi::DeviceMode mode);
 // Copies of this mode are laid out in segments.
 bool HasSegments(abi::DeviceMode mode);
 
-class DeviceGpu {
+class DeviceGpu final : public DeviceReleaser {
  public:
   struct State {
     DeviceReport report;
@@ -50,7 +52,7 @@ class DeviceGpu {
   void Look();
 
   // Who asks the device waits for his turn, so that a load can be cancelled meanwhile. A turn is
-  // one call, or an upload with the ring that it takes.
+  // one call, or an upload with the ring that it takes. Memory that is to be released goes first.
   class Turn {
    public:
     ~Turn();
@@ -65,8 +67,13 @@ class DeviceGpu {
   // Nothing: cancelled.
   std::optional<Turn> TakeTurn(const CancelToken& cancel);
 
+  // On a thread of this object, with a turn.
+  void ReleaseLater(std::vector<DeviceSegment> segments, Reservation booked) override;
+
   // Looks whether the copies are still there, on a thread of this object, unless that is going on
-  // already.
+  // already. Lost is what the driver says is lost. An agent that dies or hangs proves nothing: the
+  // copies stay, and after `kSilentChecks` in a row the GPU is not usable until it answers.
+  static constexpr int kSilentChecks = 3;
   void StartCheck(DeviceCache& cache);
   // Waits for the check, at most `patience`. True when a copy was lost since the last call.
   bool AwaitCheck(absl::Duration patience);
@@ -76,7 +83,9 @@ class DeviceGpu {
   absl::Status CheckCopy(const DeviceRegion& copy);
   void MarkLost(DeviceCache& cache, const DeviceRegion& copy);
   void SetUsable(const absl::Status& status);
-  std::optional<Turn> TakeTurnWithin(absl::Duration patience);
+  // `first`: before what is to be released, too.
+  std::optional<Turn> TakeTurnWithin(absl::Duration patience, bool first);
+  void Release(std::vector<DeviceSegment> segments, Reservation booked);
 
   const DeviceInfo info_;
   const std::unique_ptr<DeviceMemoryService> service_;
@@ -86,7 +95,9 @@ class DeviceGpu {
   bool busy_ ABSL_GUARDED_BY(mutex_) = false;
   bool checking_ ABSL_GUARDED_BY(mutex_) = false;
   bool news_ ABSL_GUARDED_BY(mutex_) = false;
-  ThreadPool thread_;  // Last: its tasks use the others.
+  uint64_t releases_ ABSL_GUARDED_BY(mutex_) = 0;  // To come.
+  int silent_checks_ = 0;                          // In a row. Only the thread's.
+  ThreadPool thread_;                              // Last: its tasks use the others.
 };
 
 }  // namespace modelhost

@@ -266,6 +266,35 @@ TEST_F(DeviceLoadTest, ACopyComesBackFromTheFdStoreVerifiedAndNotUploaded) {
   EXPECT_EQ(gpus_.calls("Upload"), uploads);
 }
 
+// What is lost may keep the memory from what is to take its place.
+TEST_F(DeviceLoadTest, ALostCopyLeavesTheVersionAndTheFdStoreAndTheRestStays) {
+  ExpectOnDevice(Resident());
+  EXPECT_EQ(parking_->parked(), 4U);
+  const DeviceRegion& lost = *resident_.back()->devices[0].regions[0];
+  EXPECT_EQ(WithoutLostCopies(*resident_.back())->devices[0].regions.size(), 1U);
+  lost.MarkLost();
+  auto left = WithoutLostCopies(*resident_.back());
+  ASSERT_NE(left, nullptr);
+  parking_->Forget(lost);
+  parking_->Forget(lost);  // It is not there any more.
+  ASSERT_TRUE(parking_->Settle(absl::Seconds(60)));
+  EXPECT_EQ(parking_->parked(), 3U);
+  EXPECT_EQ(fd_store_.size(), 3U);
+  resident_.back() = std::move(left);  // With the region, which nobody else has.
+  EXPECT_EQ(gpus_.used(kGpuA), 0U);
+  const ResidentVersion& version = *resident_.back();
+  EXPECT_TRUE(version.devices.at(0).lost());
+  EXPECT_THAT(version.devices[0].regions, IsEmpty());
+  EXPECT_EQ(version.host_bytes(), version.manifest->TotalBytes());
+  EXPECT_FALSE(version.report.phases.empty());
+  // The next daemon finds the version, and makes the copy.
+  Boot(End());
+  EXPECT_EQ(restored_->report().copies, 0U);
+  const ResidentVersion& after = Resident();
+  ExpectOnDevice(after);
+  EXPECT_EQ(after.report.restored_bytes, after.host_bytes());
+}
+
 TEST_F(DeviceLoadTest, OfAFileBackedVersionTheCopyComesBackToo) {
   Resident({true, "", {}}, Residency::kPinned);
   EXPECT_EQ(fd_store_.size(), 2U);

@@ -2,17 +2,19 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
 namespace modelhost {
 
 DeviceRegion::~DeviceRegion() {
-  // Memory by descriptor goes with its descriptors; the agent keeps the rest until it is told. One
-  // that is gone took it along.
-  for (const DeviceSegment& segment : parts_.segments) {
-    if (!segment.fd.valid()) (void)service_.Release(segment);
+  // Memory by descriptor goes with its descriptors; the agent keeps the rest until it is told.
+  std::vector<DeviceSegment> held;
+  for (DeviceSegment& segment : parts_.segments) {
+    if (!segment.fd.valid()) held.push_back(std::move(segment));
   }
+  if (!held.empty()) releaser_.ReleaseLater(std::move(held), std::move(parts_.device));
 }
 
 void DeviceRegion::MarkLost() const {
@@ -34,7 +36,7 @@ uint64_t DeviceImage::bytes() const {
 }
 
 bool DeviceImage::lost() const {
-  return std::ranges::any_of(regions, [](const auto& region) { return region->lost(); });
+  return let_go || std::ranges::any_of(regions, [](const auto& region) { return region->lost(); });
 }
 
 Digest PlannedDeviceId(const std::string& gpu, const Digest& file, const std::string& policy) {

@@ -1,8 +1,8 @@
 // The copy of (parts of) one file content on one GPU, shared by every version that has it.
 //
-// Immutable but for `lost` and what is booked for it; any thread. Destruction gives the memory
-// back, which may wait for the device: let a pool thread drop the last one. Importers keep what
-// they have mapped.
+// Immutable but for `lost` and what is booked for it; any thread. Destruction closes descriptors,
+// which may take the kernel a while: let a pool thread drop the last one. It does not wait for the
+// device: what no descriptor keeps goes to a DeviceReleaser. Importers keep what they have mapped.
 #pragma once
 
 #include <atomic>
@@ -26,6 +26,14 @@ struct DeviceRegionKey {
   friend auto operator<=>(const DeviceRegionKey&, const DeviceRegionKey&) = default;
 };
 
+// Gives back device memory that no descriptor keeps.
+class DeviceReleaser {
+ public:
+  virtual ~DeviceReleaser() = default;
+  // First the segments, then `booked`. Does not wait.
+  virtual void ReleaseLater(std::vector<DeviceSegment> segments, Reservation booked) = 0;
+};
+
 class DeviceRegion {
  public:
   struct Parts {
@@ -36,9 +44,9 @@ class DeviceRegion {
     std::vector<DeviceSegment> segments;
     std::vector<uint64_t> checksums;  // Of each segment; kHostRegistered: none.
   };
-  // `service` is lent, and outlives it.
-  DeviceRegion(DeviceMemoryService& service, Parts parts)
-      : service_(service), parts_(std::move(parts)), booked_(parts_.device.bytes()) {}
+  // `releaser` is lent, and outlives it.
+  DeviceRegion(DeviceReleaser& releaser, Parts parts)
+      : releaser_(releaser), parts_(std::move(parts)), booked_(parts_.device.bytes()) {}
   ~DeviceRegion();
   DeviceRegion(const DeviceRegion&) = delete;
 
@@ -55,7 +63,7 @@ class DeviceRegion {
   void MarkLost() const;
 
  private:
-  DeviceMemoryService& service_;
+  DeviceReleaser& releaser_;
   // `device` is touched by the one that sets lost_, and by the destructor.
   mutable Parts parts_;
   mutable std::atomic<uint64_t> booked_;
@@ -68,6 +76,7 @@ struct DeviceImage {
   abi::DeviceMode mode = abi::DeviceMode::kNone;
   // Their segments, one after the other, are the index's. Empty for kHostDirect.
   std::vector<std::shared_ptr<const DeviceRegion>> regions;
+  bool let_go = false;  // Lost, and its lost regions are not here any more.
 
   uint64_t bytes() const;
   bool lost() const;

@@ -38,7 +38,7 @@ class DeviceTest : public testing::Test {
 
   absl::StatusOr<std::vector<DeviceImage>> Make();
   std::vector<DeviceImage> MustMake();
-  // Nothing is left of a load that failed.
+  // Nothing is left of a load that failed, or will be in a moment.
   void ExpectNothingLeft();
 
   FakeGpus gpus_;

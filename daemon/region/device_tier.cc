@@ -105,26 +105,24 @@ std::vector<BudgetPool*> DeviceTier::Pools() const {
   return pools;
 }
 
-std::vector<std::string> DeviceTier::GpusOf(const DevicePolicy& policy) const {
+std::vector<std::string> DeviceTier::NamedGpus(
+    const DevicePolicy& policy, absl::FunctionRef<bool(abi::DeviceMode)> fits) const {
   std::vector<std::string> uuids;
   if (!policy.wanted) return uuids;
   for (const DeviceGpu* gpu : Gpus()) {
     const DeviceGpu::State state = gpu->state();
     const bool named = policy.gpu.empty() || policy.gpu == gpu->uuid();
-    if (named && state.usable && TakesDeviceMemory(state.mode)) uuids.push_back(gpu->uuid());
+    if (named && state.usable && fits(state.mode)) uuids.push_back(gpu->uuid());
   }
   return uuids;
 }
 
+std::vector<std::string> DeviceTier::GpusOf(const DevicePolicy& policy) const {
+  return NamedGpus(policy, TakesDeviceMemory);
+}
+
 std::vector<std::string> DeviceTier::UsableGpus(const DevicePolicy& policy) const {
-  std::vector<std::string> uuids;
-  if (!policy.wanted) return uuids;
-  for (const DeviceGpu* gpu : Gpus()) {
-    const DeviceGpu::State state = gpu->state();
-    const bool named = policy.gpu.empty() || policy.gpu == gpu->uuid();
-    if (named && state.usable && state.mode != abi::DeviceMode::kNone) uuids.push_back(gpu->uuid());
-  }
-  return uuids;
+  return NamedGpus(policy, [](abi::DeviceMode mode) { return mode != abi::DeviceMode::kNone; });
 }
 
 bool DeviceTier::AnyUnusable() const {
@@ -193,8 +191,11 @@ absl::StatusOr<std::vector<DeviceImage>> DeviceTier::Make(const Work& work) {
 
 void DeviceTier::Offer(DeviceRegionKey key, DeviceRegion::Parts parts) {
   absl::MutexLock lock(&mutex_);
-  // `parts` outlives the lock: it is freed without it.
-  if (!offers_over_) offered_.insert_or_assign(std::move(key), std::move(parts));
+  // `parts` outlives the lock: what is not kept, this or what was there before, is freed without
+  // it.
+  if (offers_over_) return;
+  const auto [at, added] = offered_.try_emplace(std::move(key));
+  std::swap(at->second, parts);
 }
 
 void DeviceTier::DropOffered() {

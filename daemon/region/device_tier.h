@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/synchronization/mutex.h"
@@ -124,6 +125,9 @@ class DeviceTier {
  private:
   friend class DeviceCopyJob;  // One call of Make (device_copy_job.h).
 
+  // Those that `policy` names, answer now, and have a mode that `fits`.
+  std::vector<std::string> NamedGpus(const DevicePolicy& policy,
+                                     absl::FunctionRef<bool(abi::DeviceMode)> fits) const;
   // Null: there is none of that name, or it is not known yet.
   DeviceGpu* Find(const std::string& uuid) const;
   std::vector<DeviceGpu*> Gpus() const;

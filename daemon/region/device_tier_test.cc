@@ -189,10 +189,50 @@ TEST_F(CheckTest, WhatAResetTookIsLostOnceAndMadeAgain) {
 }
 
 TEST_F(CheckTest, OneFailureOfAnAgentLosesNothing) {
-  gpus_.FailCall("Check", 1, absl::UnavailableError("the agent has ended"));
+  gpus_.FailCall("Check", 1, absl::UnavailableError("the context: 700"));
   EXPECT_FALSE(tier_->CheckCopies());
   EXPECT_FALSE(images_[0].lost());
   EXPECT_FALSE(images_[1].lost());
+}
+
+// The kernel that kills agents for memory says nothing of the GPU's.
+TEST_F(CheckTest, AgentsThatDieOrHangLoseNothingAndAfterAWhileTheGpuIsNotUsedUntilOneAnswers) {
+  const uint64_t booked = tier_->Pools().at(0)->reserved();
+  for (const absl::Status& silence : {absl::AbortedError("the agent has ended (signal 9)"),
+                                      absl::DeadlineExceededError("no sign of progress")}) {
+    gpus_.FailFrom("Check", 1, silence);
+    for (int check = 1; check < 3 * DeviceGpu::kSilentChecks; ++check) {
+      EXPECT_FALSE(tier_->CheckCopies());
+      EXPECT_EQ(tier_->Snapshot().gpus[0].usable, check < DeviceGpu::kSilentChecks) << check;
+    }
+    EXPECT_EQ(tier_->Snapshot().gpus[0].problem, silence.message());
+    EXPECT_FALSE(images_[0].lost());
+    EXPECT_EQ(tier_->Pools().at(0)->reserved(), booked);
+    gpus_.Heal();
+    EXPECT_FALSE(tier_->CheckCopies());
+    EXPECT_TRUE(tier_->Snapshot().gpus[0].usable);
+  }
+  EXPECT_EQ(tier_->Snapshot().gpus[0].lost, 0U);
+  EXPECT_EQ(tier_->Snapshot().gpus[0].copies, 1U);
+}
+
+TEST_F(CheckTest, OneAnswerIsTheEndOfAllSilenceBefore) {
+  for (int check = 1; check < 3 * DeviceGpu::kSilentChecks; ++check) {
+    if (check % 2 == 1) gpus_.FailFrom("Check", 1, absl::AbortedError("the agent has ended"));
+    EXPECT_FALSE(tier_->CheckCopies());
+    EXPECT_TRUE(tier_->Snapshot().gpus[0].usable) << check;
+    gpus_.Heal();
+  }
+}
+
+// Twice is twice the driver: the first word of one that is silent then is not taken for two.
+TEST_F(CheckTest, ADriversWordAfterASilentAgentIsNoProofYet) {
+  on_ = {kGpu};
+  images_ = MustMake();
+  gpus_.FailCall("Check", 1, absl::AbortedError("the agent has ended"));
+  gpus_.FailCall("Check", 2, absl::UnavailableError("the context: 700"));
+  EXPECT_FALSE(tier_->CheckCopies());
+  EXPECT_FALSE(images_[0].lost());
 }
 
 TEST_F(CheckTest, NoRoomToLookTellsNothing) {

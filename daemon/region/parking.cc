@@ -234,6 +234,21 @@ void Parking::Unpark(uint64_t number) {
   thread_.Post([this, batch = std::move(batch)] { Tell(batch).IgnoreError(); });
 }
 
+void Parking::Forget(const DeviceRegion& copy) {
+  absl::MutexLock lock(&mutex_);
+  const auto device = devices_.find(&copy);
+  if (left_ || device == devices_.end()) return;
+  Batch batch;
+  for (const ParkedSegment& segment : device->second.record.segments) {
+    batch.gone.push_back(segment.name);
+  }
+  devices_.erase(device);
+  for (auto& [number, entry] : entries_) std::erase(entry.devices, &copy);
+  parked_ -= batch.gone.size();
+  ++changes_;
+  thread_.Post([this, batch = std::move(batch)] { Tell(batch).IgnoreError(); });
+}
+
 absl::Status Parking::Tell(const Batch& batch) {
   absl::Status result;
   const auto keep = [&result](absl::Status status) {

@@ -53,6 +53,9 @@ class Parking {
                                    const std::vector<std::string>& warnings,
                                    const std::string& gpu_layout, std::string& warning);
 
+  // The copy is lost: it leaves the store, and its versions stay. Before the copy dies.
+  void Forget(const DeviceRegion& copy);
+
   // Until everything so far was told to the store. False: it hangs, and so would the destructor.
   bool Settle(absl::Duration patience);
 

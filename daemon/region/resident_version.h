@@ -60,4 +60,8 @@ struct ResidentVersion {
   bool all_sealed() const;  // No byte of it depends on a file any more.
 };
 
+// The same version without the copies on GPUs that were lost: their images stay, and say so
+// (let_go). Null: there was no descriptor left for its index.
+std::shared_ptr<const ResidentVersion> WithoutLostCopies(const ResidentVersion& version);
+
 }  // namespace modelhost

@@ -1,5 +1,6 @@
 #include "daemon/registry/lease_table.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -45,7 +46,7 @@ absl::StatusOr<Lease> LeaseTable::Release(SessionId session, LeaseId lease) {
   if (Find(session, lease) == nullptr) {
     return absl::NotFoundError(absl::StrCat("lease ", lease, ": not held by this connection"));
   }
-  return Evict(lease);
+  return Take(leases_.find(lease));
 }
 
 absl::StatusOr<Lease> LeaseTable::Evict(LeaseId lease) {
@@ -53,7 +54,16 @@ absl::StatusOr<Lease> LeaseTable::Evict(LeaseId lease) {
   if (it == leases_.end()) {
     return absl::NotFoundError(absl::StrCat("lease ", lease, ": there is none of this number"));
   }
-  return Take(it);
+  Lease lease_ended = Take(it);
+  const auto session = sessions_.find(lease_ended.session);
+  if (session == sessions_.end()) return lease_ended;
+  for (auto& image : std::exchange(lease_ended.device_memory, {})) {
+    auto& kept = session->second.kept;
+    const bool there = std::ranges::any_of(
+        kept, [&](const Session::Kept& one) { return one.image->regions == image->regions; });
+    if (!there) kept.push_back({lease_ended.key, lease, std::move(image)});
+  }
+  return lease_ended;
 }
 
 const Lease* LeaseTable::Find(SessionId session, LeaseId lease) const {
@@ -103,15 +113,49 @@ void LeaseTable::ReviewStale(const std::string& model,
   }
 }
 
-void LeaseTable::LetGo(
-    const VersionKey& key,
-    absl::FunctionRef<std::shared_ptr<const DeviceImage>(const std::string& gpu)> keep) {
+void LeaseTable::LetGo(const VersionKey& key) {
   for (auto& [id, lease] : leases_) {
     if (lease.key != key || lease.released) continue;
     lease.released = true;
-    lease.device_memory = keep(lease.gpu);
     Uncount(key);
   }
+}
+
+void LeaseTable::Hand(LeaseId lease, const DeviceImage& image) {
+  if (image.regions.empty()) return;
+  auto& handed = leases_.at(lease).device_memory;
+  const bool there = std::ranges::any_of(
+      handed, [&](const auto& before) { return before->regions == image.regions; });
+  if (!there) handed.push_back(std::make_shared<const DeviceImage>(image));
+}
+
+LeaseTable::Images LeaseTable::TakeKept(SessionId session) {
+  Images taken;
+  const auto it = sessions_.find(session);
+  if (it == sessions_.end()) return taken;
+  for (Session::Kept& kept : std::exchange(it->second.kept, {})) {
+    taken.push_back(std::move(kept.image));
+  }
+  return taken;
+}
+
+LeaseTable::Images LeaseTable::TakeLost() {
+  Images taken;
+  for (auto& [id, lease] : leases_) {
+    std::erase_if(lease.device_memory, [&](auto& image) {
+      if (!image->lost()) return false;
+      taken.push_back(std::move(image));
+      return true;
+    });
+  }
+  for (auto& [id, session] : sessions_) {
+    std::erase_if(session.kept, [&](Session::Kept& kept) {
+      if (!kept.image->lost()) return false;
+      taken.push_back(std::move(kept.image));
+      return true;
+    });
+  }
+  return taken;
 }
 
 }  // namespace modelhost

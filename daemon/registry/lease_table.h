@@ -27,9 +27,11 @@ struct Lease {
   std::string label;      // What was asked for; empty for a fixed version.
   std::string transport;  // "host_file", "host_memfd", "device_vmm_fd", ...
   absl::Time since;
-  std::string gpu = {};  // UUID of the GPU whose memory it has; empty: host memory alone.
-  // Released, and its holder keeps device memory mapped: that stays booked.
-  std::shared_ptr<const DeviceImage> device_memory = nullptr;
+  std::string gpu = {};       // UUID of the GPU whose memory it has; empty: host memory alone.
+  bool gpu_required = false;  // Without device memory it would not have been granted.
+  // What its holder was handed of device memory and has mapped: it stays, and stays booked, until
+  // the lease ends, whatever the version has by then.
+  std::vector<std::shared_ptr<const DeviceImage>> device_memory = {};
   // The daemon let go of the version at a drain deadline; the client's mappings stay good.
   bool released = false;
   // How long its label has named another version or, of a fixed version, none has named it. Unset:
@@ -44,6 +46,13 @@ struct Session {
   std::string transport;  // "native" (handles.sock) or "grpc".
   absl::Time since;
   std::set<LeaseId> leases;
+  // Of leases that were evicted: the process still has it mapped.
+  struct Kept {
+    VersionKey key;
+    LeaseId lease = 0;
+    std::shared_ptr<const DeviceImage> image;
+  };
+  std::vector<Kept> kept = {};
 };
 
 class LeaseTable {
@@ -58,7 +67,7 @@ class LeaseTable {
                 const std::string& transport, absl::Time now, const std::string& gpu = "");
   // NOT_FOUND unless `session` holds `lease`: nobody can release what is another's.
   absl::StatusOr<Lease> Release(SessionId session, LeaseId lease);
-  // Ends a lease whoever holds it (evict).
+  // Ends a lease whoever holds it (evict). The session keeps its device memory.
   absl::StatusOr<Lease> Evict(LeaseId lease);
 
   const Lease* Find(SessionId session, LeaseId lease) const;
@@ -70,10 +79,18 @@ class LeaseTable {
   // are not.
   void ReviewStale(const std::string& model, absl::FunctionRef<bool(const Lease&)> is_stale,
                    absl::Duration now);
-  // The daemon's references are gone: the leases stay, and hold nothing any more but the
-  // `device_memory` that `keep` gives for their GPU.
-  void LetGo(const VersionKey& key,
-             absl::FunctionRef<std::shared_ptr<const DeviceImage>(const std::string& gpu)> keep);
+  // The daemon's references are gone: the leases stay, and hold nothing any more but their
+  // `device_memory`.
+  void LetGo(const VersionKey& key);
+
+  // The holder of the lease is handed this, unless it was before.
+  void Hand(LeaseId lease, const DeviceImage& image);
+  void RequireGpu(LeaseId lease) { leases_.at(lease).gpu_required = true; }
+  using Images = std::vector<std::shared_ptr<const DeviceImage>>;
+  // For the caller to drop where that may take a while.
+  Images TakeKept(SessionId session);
+  // All that is lost: it is nobody's any more.
+  Images TakeLost();
   const std::map<LeaseId, Lease>& leases() const { return leases_; }
   const std::map<SessionId, Session>& sessions() const { return sessions_; }
 

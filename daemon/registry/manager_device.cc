@@ -15,6 +15,8 @@ namespace {
 constexpr char kNeverUrl[] = "modelhost/no_device_copy";
 // Of the interval between tries: an hour and a half at 10 s.
 constexpr int kMostDoubled = 9;
+// That the fd store has no descriptors of lost copies any more.
+constexpr absl::Duration kStoreTold = absl::Seconds(2);
 
 size_t PoolNumber(const std::vector<BudgetPool*>& pools, const std::string& name) {
   for (size_t i = 0; i < pools.size(); ++i) {
@@ -149,14 +151,20 @@ const char* ModelManager::Impl::DeviceTransport(abi::DeviceMode mode) {
   return "device_none";
 }
 
-// The client keeps device memory mapped after the daemon let go of the version: it stays booked
-// until the lease ends.
-void ModelManager::Impl::KeepForReleased(const VersionKey& key, const ResidentVersion& resident) {
-  leases.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const DeviceImage> {
-    const DeviceImage* image = gpu.empty() ? nullptr : resident.DeviceOf(gpu);
-    if (image == nullptr || image->regions.empty() || image->lost()) return nullptr;
-    return std::make_shared<const DeviceImage>(*image);
-  });
+bool ModelManager::Impl::IsCurrent(const VersionRecord* record, const DeviceImage& image) {
+  if (record == nullptr || record->resident == nullptr) return false;
+  const DeviceImage* now = record->resident->DeviceOf(image.gpu);
+  return now != nullptr && now->regions == image.regions;
+}
+
+void ModelManager::Impl::DropImages(LeaseTable::Images images) {
+  if (images.empty()) return;
+  OnShortPool(
+      [images = std::move(images)]() mutable {
+        images.clear();
+        return 0;
+      },
+      [this](int) { LookForRoom(); });
 }
 
 void ModelManager::Impl::ScheduleDeviceCheck() {
@@ -175,6 +183,46 @@ void ModelManager::Impl::ScheduleDeviceCheck() {
                   ScheduleDeviceCheck();
                 });
   });
+}
+
+// Of what is lost nothing is kept, here or in the fd store, before it is made again: the GPU may
+// have the memory all the same, and then there is no room for both.
+bool ModelManager::Impl::LetGoOfLost() {
+  struct Dropped {
+    std::vector<std::shared_ptr<const ResidentVersion>> versions;
+    LeaseTable::Images images;
+  };
+  Dropped dropped;
+  for (auto& [key, record] : versions) {
+    if (record.resident == nullptr) continue;
+    std::vector<const DeviceRegion*> lost;
+    for (const DeviceImage& image : record.resident->devices) {
+      for (const auto& region : image.regions) {
+        if (region->lost()) lost.push_back(region.get());
+      }
+    }
+    if (lost.empty()) continue;
+    auto left = WithoutLostCopies(*record.resident);
+    if (left == nullptr) continue;  // With the next look.
+    for (const DeviceRegion* region : lost) {
+      if (deps.parking != nullptr) deps.parking->Forget(*region);
+    }
+    dropped.versions.push_back(std::exchange(record.resident, std::move(left)));
+  }
+  dropped.images = leases.TakeLost();
+  if (dropped.versions.empty() && dropped.images.empty()) return false;
+  letting_go = true;
+  OnShortPool(
+      [this, dropped = std::move(dropped)]() mutable {
+        dropped = {};
+        if (deps.parking != nullptr) (void)deps.parking->Settle(kStoreTold);
+        return 0;
+      },
+      [this](int) {
+        letting_go = false;
+        if (!stopping) TakeLostDevices();
+      });
+  return true;
 }
 
 void ModelManager::Impl::TakeLostDevices() {
@@ -196,9 +244,12 @@ void ModelManager::Impl::TakeLostDevices() {
       Changed(record);
     }
     if (record.renew_labels && record.reload == nullptr) RenewLabels(key);
-    if (WantsCopy(record)) StartReload(record);
   }
   if (lost_any) LookForRoom();  // Their bookings were given back.
+  if (letting_go || LetGoOfLost()) return;
+  for (auto& [key, record] : versions) {
+    if (record.resident != nullptr && WantsCopy(record)) StartReload(record);
+  }
 }
 
 // A copy was lost, or a GPU that the policy names has come since the load: and now it could be

@@ -272,6 +272,119 @@ TEST_F(DeviceManagerTest, AGpuThatGoesAndComesBackHasItsCopiesAgain) {
   });
 }
 
+// It was lost by the driver's word, and the memory is there all the same: what the daemon has of it
+// would keep the new copy out, in the version, in a lease, and in the session of an evicted one.
+TEST_F(DeviceManagerTest, WhatIsLostIsLetGoOfBeforeItIsMadeAgain) {
+  gpus_.Add(kOther, "vmm_fd", kCopy, kCopy);  // With room for one.
+  DevicePolicy policy = All();
+  policy.gpu = kOther;
+  BootWith(policy, kCopy);
+  EXPECT_TRUE(Swap(1).status.ok());
+  const SessionId session = NewSession();
+  const auto lease = [&] {
+    auto grants = Acquire(session, OnGpu(1, AcquireRef::Device::kRequired, kOther));
+    EXPECT_TRUE(grants.ok()) << grants.status();
+    return grants.ok() ? grants->front().lease : 0;
+  };
+  const LeaseId evicted = lease();
+  EXPECT_TRUE(OnLoop([&] { return manager_->Evict(evicted); }).ok());
+  EXPECT_NE(lease(), 0U);
+  gpus_.FailFrom("Check", 1, absl::UnavailableError("fell off the bus"));
+  gpus_.FailFrom("Report", 1, absl::UnavailableError("fell off the bus"));
+  Eventually([&] {
+    return manager_->Version({"planner", 1})->device_residency == DeviceResidency::kLost;
+  });
+  gpus_.Heal();
+  Eventually([&] {
+    const auto version = manager_->Version({"planner", 1});
+    return version->device_residency == DeviceResidency::kResident &&
+           !version->resident->devices.front().lost();
+  });
+  EXPECT_EQ(gpus_.used(kOther), kCopy);
+  EXPECT_NE(lease(), 0U);
+}
+
+TEST_F(DeviceManagerTest, AgentsThatDieInEveryCheckCostNoCopy) {
+  BootWith(All(), kCopy);
+  EXPECT_TRUE(Swap(1).status.ok());
+  gpus_.FailFrom("Check", 1, absl::AbortedError("the agent has ended (signal 9)"));
+  Eventually([&] { return !devices_->Snapshot().gpus.front().usable; });
+  EXPECT_EQ(Version(1).device_residency, DeviceResidency::kResident);
+  EXPECT_TRUE(Acquire(NewSession(), OnGpu(1)).ok());
+  gpus_.Heal();
+  Eventually([&] { return devices_->Snapshot().gpus.front().usable; });
+  EXPECT_EQ(Booked(), kCopy);
+  EXPECT_EQ(gpus_.calls("Create"), 1);
+}
+
+TEST_F(DeviceManagerTest, WhatALeaseHasMappedStaysWhenItsVersionIsLoadedAnew) {
+  BootWith(All(), 2 * kCopy);
+  EXPECT_TRUE(Load(1).status.ok());
+  const SessionId session = NewSession();
+  auto grants = Acquire(session, OnGpu(1));
+  ASSERT_TRUE(grants.ok()) << grants.status();
+  const LeaseId lease = grants->front().lease;
+  const std::weak_ptr<const ResidentVersion> before = grants->front().resident;
+  grants = absl::CancelledError("");  // As the broker does, once it is sent.
+  Flip(1);
+  Eventually([&] { return manager_->Version({"planner", 1})->health == Health::kSuspect; });
+  EXPECT_TRUE(Load(1).status.ok());
+  // Two: the one that new leases are given, and the one that is mapped.
+  Eventually([&] { return before.expired(); });
+  EXPECT_EQ(Booked(), 2 * kCopy);
+  EXPECT_EQ(gpus_.used(kGpu), 2 * kCopy);
+  const OperationSnapshot refused = Load(2);
+  EXPECT_TRUE(absl::IsResourceExhausted(refused.status)) << refused.status;
+  EXPECT_THAT(std::string(refused.status.message()), HasSubstr("an earlier copy, lease"));
+  EXPECT_TRUE(OnLoop([&] { return manager_->Release(session, lease); }).ok());
+  Eventually([&] { return Booked() == kCopy; });
+  EXPECT_EQ(gpus_.used(kGpu), kCopy);
+}
+
+TEST_F(DeviceManagerTest, WhatAnEvictedClientHasMappedStaysBookedUntilItsConnectionEnds) {
+  BootWith(All());
+  EXPECT_TRUE(Load(1).status.ok());
+  const SessionId session = NewSession();
+  auto grants = Acquire(session, OnGpu(1));
+  ASSERT_TRUE(grants.ok()) << grants.status();
+  const LeaseId lease = grants->front().lease;
+  grants = absl::CancelledError("");
+  EXPECT_TRUE(OnLoop([&] { return manager_->Evict(lease); }).ok());
+  EXPECT_TRUE(Await(OnLoop([&] {
+                return manager_->Unload({"planner", 1}, {}, false, 0);
+              })).status.ok());
+  EXPECT_EQ(Booked(), kCopy);
+  EXPECT_EQ(gpus_.used(kGpu), kCopy);
+  OnLoop([&] { manager_->EndSession(session, "gone"); });
+  Eventually([&] { return Booked() == 0; });
+  EXPECT_EQ(gpus_.used(kGpu), 0U);
+}
+
+TEST_F(DeviceManagerTest, ATicketBringsNoCopyThatWasLostSinceTheGrant) {
+  BootWith(All());
+  EXPECT_TRUE(Load(1).status.ok());
+  const SessionId stream = NewSession();
+  const SessionId socket = NewSession();
+  std::vector<LeaseTicket> tickets;
+  for (const auto device : {AcquireRef::Device::kRequired, AcquireRef::Device::kIfAny}) {
+    const auto grants = Acquire(stream, OnGpu(1, device));
+    ASSERT_TRUE(grants.ok()) << grants.status();
+    const auto ticket =
+        OnLoop([&] { return manager_->IssueTicket(stream, grants->front(), /*device=*/true); });
+    ASSERT_TRUE(ticket.ok()) << ticket.status();
+    tickets.push_back(*ticket);
+  }
+  gpus_.FailFrom("Create", 1, absl::UnavailableError("no GPU"));
+  gpus_.Reset(kGpu);
+  Eventually([&] { return manager_->Version({"planner", 1})->resident->devices.front().lost(); });
+  const auto required = OnLoop([&] { return manager_->Redeem(socket, tickets[0]); });
+  EXPECT_TRUE(absl::IsFailedPrecondition(required.status())) << required.status();
+  EXPECT_THAT(std::string(required.status().message()), HasSubstr(kGpu));
+  const auto if_any = OnLoop([&] { return manager_->Redeem(socket, tickets[1]); });
+  ASSERT_TRUE(if_any.ok()) << if_any.status();
+  EXPECT_EQ(if_any->grant.device, nullptr);
+}
+
 TEST_F(DeviceManagerTest, AGpuThatComesLateGetsTheCopyThen) {
   gpus_.FailFrom("Report", 1, absl::UnavailableError("no answer"));
   BootWith(All());

@@ -59,6 +59,7 @@ void ModelManager::EndSession(SessionId session, const std::string& why) {
   Impl& impl = *impl_;
   const auto it = impl.leases.sessions().find(session);
   if (it == impl.leases.sessions().end()) return;
+  impl.DropImages(impl.leases.TakeKept(session));
   const Session copy = it->second;
   if (impl.pending_by_session.contains(session)) {
     std::vector<uint64_t> waiting;
@@ -187,6 +188,8 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                                       : "host_file";
     grant.lease = leases.Grant(session, record.key, ref.label, transport, deps.clock.Wall(),
                                grant.device == nullptr ? "" : grant.device->gpu);
+    if (grant.device != nullptr) leases.Hand(grant.lease, *grant.device);
+    if (ref.device == AcquireRef::Device::kRequired) leases.RequireGpu(grant.lease);
     // A fixed version that no label names, or a declared lease whose label has moved on.
     if (ref.version != 0 && IsStale(*leases.Find(session, grant.lease))) {
       leases.MarkStale(grant.lease, deps.clock.Monotonic());
@@ -317,6 +320,7 @@ std::vector<Lease> ModelManager::Leases() const {
   std::vector<Lease> list;
   for (const auto& [id, lease] : impl_->leases.leases()) {
     list.push_back(lease);
+    list.back().device_memory.clear();  // The list may outlive the lease, on any thread.
     if (lease.stale_since == absl::InfiniteDuration()) continue;
     list.back().stale_for = std::max(absl::ZeroDuration(), now - lease.stale_since);
   }
@@ -326,15 +330,9 @@ std::vector<Lease> ModelManager::Leases() const {
 void ModelManager::Impl::LeaseEnded(Lease lease, LeaseChange change) {
   EndTicket(lease.id);
   Tell([&](Observer& observer) { observer.OnLease(lease, change); });
-  if (lease.device_memory != nullptr) {  // Maybe the last owner: not here.
-    OnShortPool(
-        [memory = std::exchange(lease.device_memory, nullptr)]() mutable {
-          memory.reset();
-          return 0;
-        },
-        [this](int) { LookForRoom(); });
-  }
   VersionRecord* record = Find(lease.key);
+  std::erase_if(lease.device_memory, [&](const auto& image) { return IsCurrent(record, *image); });
+  DropImages(std::move(lease.device_memory));
   if (record == nullptr) return;
   record->last_used = deps.clock.Wall();
   MaybeUnload(*record);

@@ -336,9 +336,14 @@ struct ModelManager::Impl {
   // Such a refusal of DeviceFor stays one however long somebody waits.
   static bool NeverOnDevice(const absl::Status& status);
   static const char* DeviceTransport(abi::DeviceMode mode);
-  void KeepForReleased(const VersionKey& key, const ResidentVersion& resident);
+  // It is what `record` (may be null) has on that GPU now.
+  static bool IsCurrent(const VersionRecord* record, const DeviceImage& image);
+  // Maybe the last owner: not on the control thread.
+  void DropImages(LeaseTable::Images images);
   void ScheduleDeviceCheck();
   void TakeLostDevices();
+  // True: some is being let go of, and then looked at again.
+  bool LetGoOfLost();
   bool WantsCopy(VersionRecord& record);
   void RenewLabels(const VersionKey& key);
 
@@ -573,6 +578,7 @@ struct ModelManager::Impl {
   bool was_ready = false;
   TimerId health_timer = 0;
   TimerId device_timer = 0;
+  bool letting_go = false;  // Of lost copies, on the pool.
   uint64_t inflight = 0;
   uint64_t invalid_transitions = 0;
   Task on_stopped;

@@ -122,13 +122,24 @@ CapacityPicture ModelManager::Impl::Picture(const std::set<OperationId>& leaving
     count(resident.regions);
   }
   // Let go of, and mapped by clients that stay: nobody gets it back by waiting a moment.
-  for (const auto& [id, lease] : leases.leases()) {
-    if (lease.device_memory == nullptr) continue;
+  const auto hold = [&](const VersionKey& key, const DeviceImage& image, const char* why,
+                        LeaseId lease) {
+    if (IsCurrent(Find(key), image)) return;
     ResidentPicture& held = picture.residents.emplace_back();
-    held.key = lease.key;
-    AddImageRegions(*lease.device_memory, held.regions);
-    held.holder = absl::StrCat(lease.key.ToString(), " on ", lease.gpu, ", released, lease ", id);
+    held.key = key;
+    AddImageRegions(image, held.regions);
+    held.holder = absl::StrCat(key.ToString(), " on ", image.gpu, ", ", why, ", lease ", lease);
     count(held.regions);
+  };
+  for (const auto& [id, lease] : leases.leases()) {
+    for (const auto& image : lease.device_memory) {
+      hold(lease.key, *image, lease.released ? "released" : "an earlier copy", id);
+    }
+  }
+  for (const auto& [id, session] : leases.sessions()) {
+    for (const Session::Kept& kept : session.kept) {
+      hold(kept.key, *kept.image, "evicted", kept.lease);
+    }
   }
   for (size_t i = 0; i < known.size(); ++i) {
     PoolPicture& pool = picture.pools[i];

@@ -59,7 +59,18 @@ absl::StatusOr<ModelManager::RedeemedGrant> ModelManager::Redeem(SessionId sessi
   redeemed.grant.generation = ticketed->generation;
   redeemed.grant.slot = ticketed->slot;
   redeemed.grant.resident = *std::move(resident);
-  if (!lease.gpu.empty()) redeemed.grant.device = redeemed.grant.resident->DeviceOf(lease.gpu);
+  if (!lease.gpu.empty()) {
+    // Another one than at the grant, maybe, or none: it goes with the index that is handed out.
+    const DeviceImage* image = redeemed.grant.resident->DeviceOf(lease.gpu);
+    if (image != nullptr && image->lost()) image = nullptr;
+    if (image == nullptr && lease.gpu_required) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("redeem: ", lease.key.ToString(), ": its copy on ", lease.gpu,
+                       " was lost since the grant (release the lease and acquire again)"));
+    }
+    if (image != nullptr) impl.leases.Hand(lease.id, *image);
+    redeemed.grant.device = image;
+  }
   impl.lease_tickets.NoteRedeemed(lease.id, session);
   return redeemed;
 }

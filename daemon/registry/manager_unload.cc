@@ -104,7 +104,7 @@ void ModelManager::Impl::StartUnload(VersionRecord& record, bool deadline) {
   const absl::Duration drained = deps.clock.Monotonic() - record.drain_started;
   if (!Move(record, Phase::kUnloading)) return;
   if (deadline) {
-    KeepForReleased(key, *record.resident);
+    leases.LetGo(key);  // Device memory that clients have mapped stays booked until they end.
     ReviewStale(key.model);
   }
   record.freeing = Regions(*record.resident);

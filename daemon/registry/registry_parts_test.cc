@@ -15,6 +15,24 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
+class NoReleaser final : public DeviceReleaser {
+ public:
+  void ReleaseLater(std::vector<DeviceSegment> /*segments*/, Reservation /*booked*/) override {}
+};
+
+// One region for each number.
+DeviceImage ImageOf(const std::vector<uint8_t>& numbers) {
+  static NoReleaser releaser;
+  DeviceImage image;
+  image.gpu = "GPU-1";
+  for (const uint8_t number : numbers) {
+    DeviceRegion::Parts parts;
+    parts.key.content.bytes[0] = number;
+    image.regions.push_back(std::make_shared<const DeviceRegion>(releaser, std::move(parts)));
+  }
+  return image;
+}
+
 TEST(LeaseTable, ALeaseEndsOnceAndOnlyForItsHolder) {
   LeaseTable table;
   const SessionId mine = table.BeginSession({}, "native", absl::UnixEpoch());
@@ -48,22 +66,62 @@ TEST(LeaseTable, AReleasedLeaseKeepsItsDeviceMemoryUntilItEnds) {
   const VersionKey key{"planner", 7};
   const LeaseId on_gpu = table.Grant(session, key, "", "device_vmm_fd", absl::UnixEpoch(), "GPU-1");
   const LeaseId on_host = table.Grant(session, key, "", "host_file", absl::UnixEpoch());
-  auto memory = std::make_shared<const DeviceImage>();
-  std::vector<std::string> asked;
-  table.LetGo(key, [&](const std::string& gpu) -> std::shared_ptr<const DeviceImage> {
-    asked.push_back(gpu);
-    if (gpu.empty()) return nullptr;
-    return memory;
-  });
-  EXPECT_THAT(asked, ::testing::UnorderedElementsAre("GPU-1", ""));
+  const DeviceImage image = ImageOf({5});
+  table.Hand(on_gpu, image);
+  table.Hand(on_gpu, image);  // The same again.
+  table.Hand(on_host, ImageOf({}));
+  EXPECT_EQ(image.regions[0].use_count(), 2);
+  table.LetGo(key);
   EXPECT_EQ(table.CountOf(key), 0U);
-  EXPECT_EQ(table.Find(session, on_host)->device_memory, nullptr);
-  EXPECT_EQ(memory.use_count(), 2);
+  EXPECT_TRUE(table.Find(session, on_host)->device_memory.empty());
+  EXPECT_EQ(image.regions[0].use_count(), 2);
   auto ended = table.Release(session, on_gpu);
   ASSERT_TRUE(ended.ok());
-  EXPECT_EQ(ended->device_memory, memory);
-  ended->device_memory.reset();
-  EXPECT_EQ(memory.use_count(), 1);
+  ASSERT_EQ(ended->device_memory.size(), 1U);
+  ended->device_memory.clear();
+  EXPECT_EQ(image.regions[0].use_count(), 1);
+  EXPECT_TRUE(table.TakeKept(session).empty());
+}
+
+// Its process has it mapped whatever the table says.
+TEST(LeaseTable, TheDeviceMemoryOfAnEvictedLeaseIsItsSessionsUntilThatEnds) {
+  LeaseTable table;
+  const SessionId session = table.BeginSession({}, "native", absl::UnixEpoch());
+  const DeviceImage image = ImageOf({5});
+  for (int i = 0; i < 2; ++i) {
+    const LeaseId lease =
+        table.Grant(session, {"planner", 7}, "", "device_vmm_fd", absl::UnixEpoch(), "GPU-1");
+    table.Hand(lease, image);
+    const auto evicted = table.Evict(lease);
+    ASSERT_TRUE(evicted.ok());
+    EXPECT_TRUE(evicted->device_memory.empty());
+  }
+  EXPECT_EQ(table.sessions().at(session).kept.size(), 1U);  // It has it mapped once.
+  EXPECT_EQ(table.TakeKept(session).size(), 1U);
+  EXPECT_EQ(image.regions[0].use_count(), 1);
+}
+
+TEST(LeaseTable, WhatIsLostIsTakenFromEverybody) {
+  LeaseTable table;
+  const SessionId session = table.BeginSession({}, "native", absl::UnixEpoch());
+  const VersionKey key{"planner", 7};
+  const LeaseId held = table.Grant(session, key, "", "device_vmm_fd", absl::UnixEpoch(), "GPU-1");
+  const LeaseId evicted =
+      table.Grant(session, key, "", "device_vmm_fd", absl::UnixEpoch(), "GPU-1");
+  const DeviceImage good = ImageOf({1});
+  const DeviceImage bad = ImageOf({2});
+  const DeviceImage kept = ImageOf({3});
+  table.Hand(held, good);
+  table.Hand(held, bad);
+  table.Hand(evicted, kept);
+  ASSERT_TRUE(table.Evict(evicted).ok());
+  EXPECT_TRUE(table.TakeLost().empty());
+  bad.regions[0]->MarkLost();
+  kept.regions[0]->MarkLost();
+  EXPECT_EQ(table.TakeLost().size(), 2U);
+  EXPECT_EQ(good.regions[0].use_count(), 2);
+  EXPECT_EQ(bad.regions[0].use_count(), 1);
+  EXPECT_EQ(kept.regions[0].use_count(), 1);
 }
 
 TEST(LoadFailure, OnlyTheBytesFaultQuarantines) {

@@ -1,4 +1,6 @@
 """One device copy for every process, with real processes on the fake driver."""
+import contextlib
+import os
 import re
 import signal
 import urllib.request
@@ -172,6 +174,32 @@ class OneCopy(DeviceCase):
         self.same_bytes(worker, "a", 4)
 
 
+class RoomForOne(DeviceCase):
+    gpu_env = {"FAKECUDA_MEM_MB": "3"}
+
+    def test_agents_that_are_killed_in_every_look_cost_no_copy(self):
+        """As when the kernel ends them for want of host memory: the copy is there all the time."""
+        self.serve("planner", 1)
+        worker = self.worker()
+        worker.ok("acquire", "a", "planner")
+        killed = set()
+
+        def enough():
+            for _ in range(20):  # Two in one look: the second as soon as it is there.
+                for pid in self.agents():
+                    killed.add(pid)
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            return len(killed) >= 12
+        wait_for("a dozen agents to be killed", enough)
+        wait_for("the GPU to answer", lambda: self.status()["devices"][0]["usable"])
+        gpu = self.status()["devices"][0]
+        self.assertEqual((gpu["lostCopies"], gpu["copies"], gpu["reservedBytes"]),
+                         (0, 1, GRANULARITY))
+        self.assertEqual(worker.ok("acquire", "b", "planner")["version"], 1)
+        self.same_bytes(worker, "b", 4)
+
+
 class Layers(DeviceCase):
     gpu_env = {"FAKECUDA_DEVICES": "2"}
     config = CONFIG.replace('"all"', "{ tensors = ['layer\\.[01]\\..*'] }")
@@ -239,6 +267,37 @@ class Mode(DeviceCase):
         self.same_bytes(worker, "b", 4)
         self.assertEqual(self.status()["devices"][0]["lostCopies"], 1)
         self.assertIn("device_lost", self.daemon.log.read_text())
+
+    def test_swaps_and_unloads_do_not_wait_for_an_agent_that_hangs(self):
+        models = ("m1", "m2", "m3")
+        config = CONFIG.replace('"200ms"', '"1h"') + "".join(
+            f'[[models]]\nname = "{name}"\ndevice = "all"\n' for name in models)
+        self.begin("cuda_ipc", config, FAKECUDA_ATTR_102="0")
+        for seed, name in enumerate(models, 11):  # Files of their own.
+            self.publish(name, 1, seed=seed)
+            self.ctl("load", f"{name}@1")
+        self.serve("other", 1)
+        self.publish("other", 2)
+
+        def reserved():
+            return self.status()["devices"][0]["reservedBytes"]
+        self.assertEqual(reserved(), 4 * GRANULARITY)
+        stopped = self.agents()
+
+        def go_on():
+            for pid in stopped:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+        self.addCleanup(go_on)
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        for name in models:
+            self.ctl("unload", f"{name}@1")
+        self.ctl("swap", "other", "--version", 2)
+        self.ctl("rollback", "other")
+        self.assertEqual(reserved(), 4 * GRANULARITY, "the agent was waited for")
+        go_on()
+        wait_for("the memory to be given back", lambda: reserved() == GRANULARITY)
 
     def test_host_direct(self):
         worker = self.begin("host_direct", FAKECUDA_ATTR_88="1", FAKECUDA_ATTR_100="1")
