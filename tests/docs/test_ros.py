@@ -91,12 +91,14 @@ class Workspace(Case):
         extra = "--cmake-args -GNinja " + " ".join([
             "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DMODELHOST_UNITY=ON",
             f"-Drclcpp_lifecycle_DIR={FAKE}/cmake", f"-Drclcpp_components_DIR={FAKE}/cmake"])
+        cache = {}
         if shutil.which("ccache"):
             extra += " -DCMAKE_CXX_COMPILER_LAUNCHER=ccache"
+            where = subprocess.run(["ccache", "-k", "cache_dir"], capture_output=True, text=True, check=True)
+            cache = {"CCACHE_DIR": where.stdout.strip(), "CCACHE_BASEDIR": "/", "CCACHE_NOHASHDIR": "1"}
         text = re.sub(r"(?m)^colcon build$", f"colcon build {extra}", build.text)
         self.assertNotEqual(text, build.text)
-        env = environment(HOME=str(home), MODELHOST_RUNTIME_DIR=str(self.daemon.runtime),
-                          CCACHE_BASEDIR=str(ROOT), CCACHE_NOHASHDIR="1")
+        env = environment(HOME=str(home), MODELHOST_RUNTIME_DIR=str(self.daemon.runtime), **cache)
         del env["LD_LIBRARY_PATH"]
         # colcon's own setup.sh looks at variables that are not set.
         done = subprocess.run(["sh", "-ec", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
