@@ -192,6 +192,8 @@ mh_client* mh_connect(const mh_options* options, mh_error* error) {
       session_options.deadline =
           std::chrono::milliseconds(std::min(read.deadline_ms, modelhost::kLongestDeadlineMs));
     }
+    session_options.interrupted = read.interrupted;
+    session_options.context = read.context;
     auto made = std::make_unique<mh_client>();
     auto session = modelhost::Session::Connect(std::move(session_options));
     if (!session.ok()) return Report(error, session.error());
@@ -209,6 +211,14 @@ void mh_disconnect(mh_client* client) {
     return MH_OK;
   });
   delete client;
+}
+
+void mh_close(mh_client* client) {
+  if (client == nullptr) return;
+  (void)Guarded(nullptr, [&] {
+    client->session->Close();
+    return MH_OK;
+  });
 }
 
 mh_status mh_client_state(const mh_client* client, mh_client_view* view) {
@@ -289,6 +299,10 @@ mh_handle* mh_retain(const mh_handle* handle) {
 
 void mh_release(mh_handle* handle) {
   if (handle != nullptr) modelhost::Drop(handle);
+}
+
+void mh_release_later(mh_handle* handle) {
+  if (handle != nullptr) modelhost::DropLater(handle);
 }
 
 mh_status mh_follow(mh_client* client, const char* ref, const mh_acquire_options* options,

@@ -1,8 +1,12 @@
 // The C API against a daemon that is absent, silent, broken or hostile.
+#include <poll.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <thread>
 
@@ -214,6 +218,127 @@ TEST_F(FaultsTest, CopyReportsAPageThatIsGone) {
   std::vector<char> buffer(view.nbytes);
   EXPECT_EQ(mh_copy(buffer.data(), view.data, 4096), MH_OK);
   EXPECT_EQ(mh_copy(buffer.data(), view.data, view.nbytes), MH_DATA_LOSS);
+}
+
+// --- Calls that are to end before their deadline
+
+// Counts how often a call asks whether it was interrupted, and says what it is told to.
+struct Interrupter {
+  std::atomic<int> asked{0};
+  std::atomic<int> answer{0};
+
+  static int Ask(void* context) {
+    auto* self = static_cast<Interrupter*>(context);
+    ++self->asked;
+    return self->answer;
+  }
+  // The call of another thread waits.
+  bool Waits() {
+    return FakeServer::Eventually([&] { return asked > 0; });
+  }
+};
+
+class EndingTest : public ClientTest {
+ protected:
+  static constexpr uint64_t kHourMs = 3'600'000;
+
+  void SetUp() override {
+    StartUsual();
+    server_->SetReady("planner", 8, false);
+  }
+  mh_client* Connect() {
+    mh_options options = MH_OPTIONS_INIT;
+    options.runtime_dir = dir_.c_str();
+    options.deadline_ms = kHourMs;
+    options.interrupted = &Interrupter::Ask;
+    options.context = &interrupter_;
+    return mh_connect(&options, &error_);
+  }
+  Interrupter interrupter_;
+};
+
+TEST_F(EndingTest, CloseEndsACallOfAnotherThreadAndAllLeasesAtOnce) {
+  const ClientPtr client(Connect());
+  const HandlePtr kept = Acquired(client, "planner@7");
+  HandlePtr handle;
+  mh_status status = MH_OK;
+  std::thread waiter(
+      [&] { status = Acquire(client, "planner@8", &handle, /*wait=*/true, kHourMs); });
+  ASSERT_TRUE(interrupter_.Waits());
+  mh_close(client.get());
+  waiter.join();
+  EXPECT_EQ(status, MH_FAILED_PRECONDITION);
+  EXPECT_THAT(error_.message, HasSubstr("planner@8: the client was disconnected"));
+  EXPECT_EQ(handle, nullptr);
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 0; }));
+  server_->SetReady("planner", 8, true);
+  EXPECT_EQ(Acquire(client, "planner@8", &handle), MH_FAILED_PRECONDITION);
+  EXPECT_EQ(ValueOf(kept.get()), 7);
+  mh_close(client.get());
+  mh_close(nullptr);
+}
+
+TEST_F(EndingTest, CloseWakesWhoeverPollsTheEvents) {
+  const ClientPtr client(Connect());
+  pollfd events{mh_event_fd(client.get()), POLLIN, 0};
+  mh_clear_events(client.get());
+  mh_close(client.get());
+  EXPECT_EQ(::poll(&events, 1, 10'000), 1);
+  mh_clear_events(client.get());
+  EXPECT_EQ(::poll(&events, 1, 0), 0);
+  EXPECT_EQ(mh_event_fd(client.get()), -1);
+}
+
+TEST_F(EndingTest, CloseEndsACallThatWaitsForADaemonToComeBack) {
+  const ClientPtr client(Connect());
+  server_->Stop();
+  HandlePtr handle;
+  mh_status status = MH_OK;
+  std::thread waiter([&] { status = Acquire(client, "planner@7", &handle, false, kHourMs); });
+  ASSERT_TRUE(interrupter_.Waits());
+  mh_close(client.get());
+  waiter.join();
+  EXPECT_EQ(status, MH_FAILED_PRECONDITION);
+}
+
+TEST_F(EndingTest, AnInterruptedCallIsCancelledAndTheClientGoesOn) {
+  const ClientPtr client(Connect());
+  interrupter_.answer = 1;
+  HandlePtr handle;
+  EXPECT_EQ(Acquire(client, "planner@8", &handle, /*wait=*/true, kHourMs), MH_CANCELLED);
+  EXPECT_THAT(error_.message, HasSubstr("planner@8: interrupted"));
+  // What the daemon grants to nobody any more is given back.
+  server_->SetReady("planner", 8, true);
+  EXPECT_EQ(ValueOf(Acquired(client, "planner@8").get()), 8);
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 0; }));
+}
+
+TEST_F(EndingTest, ConnectingToASilentOrMissingDaemonCanBeInterrupted) {
+  interrupter_.answer = 1;
+  Faults faults;
+  faults.silent_hello = true;
+  server_->SetFaults(faults);
+  EXPECT_EQ(Connect(), nullptr);
+  EXPECT_EQ(error_.status, MH_CANCELLED);
+  server_->Stop();
+  EXPECT_EQ(Connect(), nullptr);
+  EXPECT_EQ(error_.status, MH_CANCELLED);
+}
+
+TEST_F(EndingTest, AHandleThatIsReleasedLaterIsUnmappedAndGivenBackByTheThread) {
+  const ClientPtr client(Connect());
+  mh_handle* handle = Acquired(client, "planner@7").release();
+  mh_tensor_view view = MH_TENSOR_VIEW_INIT;
+  ASSERT_EQ(mh_tensor_at(handle, 0, &view), MH_OK);
+  const auto page = reinterpret_cast<uintptr_t>(view.data) & ~uintptr_t{4095};
+  mh_handle* again = mh_retain(handle);
+  mh_release_later(handle);
+  EXPECT_EQ(ValueOf(again), 7);
+  mh_release_later(again);
+  mh_release_later(nullptr);
+  EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 0; }));
+  EXPECT_EQ(::msync(reinterpret_cast<void*>(page), 1, MS_ASYNC), -1);
+  EXPECT_EQ(errno, ENOMEM);  // Nothing is mapped there.
 }
 
 class LowLimitTest : public FaultsTest {

@@ -34,11 +34,12 @@ Error ErrorInFrame(std::span<const std::byte> bytes) {
 Result<std::unique_ptr<Connection>> Connection::Open(const std::string& path,
                                                      std::atomic<int>& copy,
                                                      std::span<std::byte> buffer,
-                                                     SteadyTime deadline) {
+                                                     SteadyTime deadline,
+                                                     const std::function<bool()>& give_up) {
   auto socket = Process::Get().OpenSocket(path, copy);
   if (!socket.ok()) return ExplainLimit(std::move(socket).error());
   std::unique_ptr<Connection> connection(new Connection(*std::move(socket), copy));
-  if (auto greeted = connection->Greet(buffer, deadline); !greeted.ok()) {
+  if (auto greeted = connection->Greet(buffer, deadline, give_up); !greeted.ok()) {
     Error error = std::move(greeted).error();
     error.text = path + ": " + error.text;
     return error;
@@ -48,8 +49,12 @@ Result<std::unique_ptr<Connection>> Connection::Open(const std::string& path,
 
 Connection::~Connection() { Process::Get().CloseSocket(std::move(socket_), copy_); }
 
-Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline) {
+Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline,
+                               const std::function<bool()>& give_up) {
   constexpr uint32_t kRequest = 1;
+  const auto next_ask = [&] {
+    return std::min(deadline, std::chrono::steady_clock::now() + kAskEvery);
+  };
   abi::Hello hello{};
   hello.header = MakeHeader(abi::FrameType::kHello, sizeof(hello), kRequest, 0);
   hello.abi_min = abi::kFrameAbiMin;
@@ -58,7 +63,12 @@ Result<void> Connection::Greet(std::span<std::byte> buffer, SteadyTime deadline)
   // or not the hello goes out, there may be an answer to read.
   const auto sent = SendFrame(socket_, AsBytes(hello), {}, {});
   FaultPoint("client.hello_sent");
-  auto frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, deadline);
+  auto frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, next_ask());
+  while (!frame.ok() && frame.error().code == Code::kDeadlineExceeded &&
+         std::chrono::steady_clock::now() < deadline) {
+    if (give_up()) return Error{Code::kCancelled, "interrupted", 0};
+    frame = ReceiveFrame(socket_, buffer, ReceiveWait::kUntilDeadline, next_ask());
+  }
   if (!frame.ok() && frame.error().sys_errno == ECONNRESET) {
     frame = ReceiveFrame(socket_, buffer, ReceiveWait::kNo, deadline);
   }

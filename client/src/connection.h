@@ -4,7 +4,9 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -16,15 +18,20 @@
 
 namespace modelhost {
 
+// How often a call that waits asks whether it still should.
+inline constexpr std::chrono::milliseconds kAskEvery{100};
+
 class Connection {
  public:
   // Connects to one socket and says hello. `copy` is for the fork handler (Process::OpenSocket) and
   // outlives the connection; `buffer` as ReceiveFrame wants it.
   //   NOT_FOUND, UNAVAILABLE  nobody is there (now)
   //   DEADLINE_EXCEEDED       somebody is, and does not answer
+  //   CANCELLED               `give_up`, which is asked now and then, said so
   //   RESOURCE_EXHAUSTED, PERMISSION_DENIED, UNIMPLEMENTED, DATA_LOSS, INTERNAL
   static Result<std::unique_ptr<Connection>> Open(const std::string& path, std::atomic<int>& copy,
-                                                  std::span<std::byte> buffer, SteadyTime deadline);
+                                                  std::span<std::byte> buffer, SteadyTime deadline,
+                                                  const std::function<bool()>& give_up);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -35,7 +42,8 @@ class Connection {
 
  private:
   Connection(UniqueFd socket, std::atomic<int>& copy) : socket_(std::move(socket)), copy_(copy) {}
-  Result<void> Greet(std::span<std::byte> buffer, SteadyTime deadline);
+  Result<void> Greet(std::span<std::byte> buffer, SteadyTime deadline,
+                     const std::function<bool()>& give_up);
 
   UniqueFd socket_;
   std::atomic<int>& copy_;

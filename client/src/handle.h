@@ -1,5 +1,5 @@
 // mh_handle: one acquired version. Counted references; the last one unmaps, then gives the lease
-// back.
+// back: where it is dropped, or on the background thread.
 //
 // Thread-safe, but for dropping the last reference while another thread uses it.
 #pragma once
@@ -9,6 +9,7 @@
 #include <memory>
 
 #include "client/src/model.h"
+#include "client/src/process.h"
 #include "client/src/session.h"
 
 struct mh_handle {
@@ -24,6 +25,7 @@ struct mh_handle {
   const std::shared_ptr<modelhost::Lease> lease;
   std::unique_ptr<modelhost::Model> model;
   mutable std::atomic<uint32_t> references{1};
+  mh_handle* next_dropped = nullptr;  // Process's.
 };
 
 namespace modelhost {
@@ -37,8 +39,15 @@ inline void Drop(const mh_handle* handle) {
   if (handle->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete handle;
 }
 
+// Unmapping gigabytes takes time: the background thread does it, where there is one.
+inline void DropLater(mh_handle* handle) {
+  if (handle->references.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    Process::Get().DeleteLater(handle);
+  }
+}
+
 struct HandleDropper {
-  void operator()(const mh_handle* handle) const { Drop(handle); }
+  void operator()(mh_handle* handle) const { DropLater(handle); }
 };
 // One reference.
 using HandleRef = std::unique_ptr<mh_handle, HandleDropper>;

@@ -96,6 +96,7 @@ Housekeeper::Look Housekeeper::LookAtSessions(std::span<const epoll_event> event
     look.alone = false;
     look.next = std::min(look.next, session->Tick(steady_clock::now()));
   }
+  process_.DeleteDropped();
   return look;
 }
 

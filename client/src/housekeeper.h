@@ -1,7 +1,8 @@
 // The one thread that libmodelhost runs in a process, whatever the number of clients.
 //
 // It sleeps until a session's socket has something to say that no call is waiting for, or until a
-// session asked to be looked at, and then calls Session::OnReadable and Session::Tick. It starts
+// session asked to be looked at, and then calls Session::OnReadable and Session::Tick. It unmaps
+// the handles that nobody is to wait for. It starts
 // with the first lease or event descriptor of the process and ends some time after the last client
 // is gone. All signals are blocked in it: the program's handlers never run there.
 //

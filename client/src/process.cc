@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "client/src/handle.h"
 #include "client/src/housekeeper.h"
 #include "client/src/session.h"
 #include "proto/handle/fd_channel.h"
@@ -36,6 +37,7 @@ void Process::InChild() {
     self.housekeeper_->CloseAfterFork();
     self.abandoned_threads_.push_back(std::move(self.housekeeper_));
     self.housekeeper_ = nullptr;
+    self.dropped_ = nullptr;  // The parent's to delete; here their memory stays as it is.
   }
   self.mutex_.Unlock();
 }
@@ -81,10 +83,31 @@ Result<std::shared_ptr<Housekeeper>> Process::EnsureHousekeeper() {
 bool Process::EndHousekeeper(const Housekeeper* housekeeper) {
   std::shared_ptr<Housekeeper> last;
   const MutexLock lock(mutex_);
-  if (!sessions_.empty() || housekeeper_.get() != housekeeper)
-    return housekeeper_.get() != housekeeper;
+  if (housekeeper_.get() != housekeeper) return true;
+  if (!sessions_.empty() || dropped_ != nullptr) return false;
   last = std::move(housekeeper_);
   return true;
+}
+
+void Process::DeleteLater(mh_handle* handle) {
+  {
+    const MutexLock lock(mutex_);
+    if (housekeeper_ != nullptr) {
+      handle->next_dropped = std::exchange(dropped_, handle);
+      housekeeper_->Wake();
+      return;
+    }
+  }
+  delete handle;
+}
+
+void Process::DeleteDropped() {
+  mh_handle* handle = nullptr;
+  {
+    const MutexLock lock(mutex_);
+    handle = std::exchange(dropped_, nullptr);
+  }
+  while (handle != nullptr) delete std::exchange(handle, handle->next_dropped);
 }
 
 Result<UniqueFd> Process::OpenSocket(const std::string& path, std::atomic<int>& copy) {

@@ -20,6 +20,8 @@
 #include "proto/handle/error.h"
 #include "proto/handle/unique_fd.h"
 
+struct mh_handle;
+
 namespace modelhost {
 
 class Housekeeper;
@@ -42,6 +44,11 @@ class Process {
   // The thread asks to end: true unless it is needed after all.
   bool EndHousekeeper(const Housekeeper* housekeeper) MH_EXCLUDES(mutex_);
 
+  // Deletes a handle without references on the background thread; here where none runs.
+  void DeleteLater(mh_handle* handle) MH_EXCLUDES(mutex_);
+  // For the background thread.
+  void DeleteDropped() MH_EXCLUDES(mutex_);
+
   // How many forks lie between this process and the one that loaded the library. Lock-free.
   uint64_t forks() const { return forks_.load(std::memory_order_acquire); }
   CudaLibrary& cuda() { return cuda_; }
@@ -62,6 +69,7 @@ class Process {
   Mutex mutex_;
   std::vector<std::shared_ptr<Session>> sessions_ MH_GUARDED_BY(mutex_);
   std::shared_ptr<Housekeeper> housekeeper_ MH_GUARDED_BY(mutex_);
+  mh_handle* dropped_ MH_GUARDED_BY(mutex_) = nullptr;  // A list, only while the thread runs.
   // Of the parent, in a child.
   std::vector<std::shared_ptr<Session>> abandoned_sessions_ MH_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<Housekeeper>> abandoned_threads_ MH_GUARDED_BY(mutex_);

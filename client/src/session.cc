@@ -30,6 +30,10 @@ std::string Joined(const std::vector<std::string>& paths) {
   return text;
 }
 
+Error Interruption(const std::string& what) {
+  return Error{Code::kCancelled, what + "interrupted", 0};
+}
+
 Error Prefixed(Error error, const std::string& what) {
   error.text = what + error.text;
   return error;
@@ -68,6 +72,10 @@ void Session::Close() {
   const MutexLock lock(mutex_);
   closed_ = true;
   Break(Gone(), /*lost=*/false);
+  // The reader waits at the socket, and it alone closes it. The daemon drops the leases now.
+  if (connection_ != nullptr) EndChannel(connection_->socket());
+  changed_.NotifyAll();
+  SignalLocked();
   followers.swap(followers_);
   background.swap(background_);
 }
@@ -84,7 +92,7 @@ Error Session::Gone() const {
     return Error{Code::kFailedPrecondition,
                  "the session stays with the parent after fork (connect again in the child)", 0};
   }
-  return Error{Code::kFailedPrecondition, "the client was disconnected", 0};
+  return Error{Code::kFailedPrecondition, "the client was disconnected (connect again)", 0};
 }
 
 Result<Session::State> Session::GetState() {
@@ -102,7 +110,14 @@ Result<Session::State> Session::GetState() {
 // --- Being connected
 // -------------------------------------------------------------------------------------------------
 
-Result<std::unique_ptr<Connection>> Session::OpenConnection(SteadyTime deadline) {
+Result<std::unique_ptr<Connection>> Session::OpenConnection(SteadyTime deadline, bool for_call) {
+  const auto give_up = [&] {
+    {
+      const MutexLock lock(mutex_);
+      if (closed_) return true;
+    }
+    return for_call && Interrupted();
+  };
   std::vector<std::string> paths;
   {
     const MutexLock lock(mutex_);
@@ -110,7 +125,7 @@ Result<std::unique_ptr<Connection>> Session::OpenConnection(SteadyTime deadline)
   }
   if (paths.empty()) paths = options_.sockets;
   for (const std::string& path : paths) {
-    auto connection = Connection::Open(path, socket_copy_, buffer_, deadline);
+    auto connection = Connection::Open(path, socket_copy_, buffer_, deadline, give_up);
     if (connection.ok()) {
       const MutexLock lock(mutex_);
       if (socket_.empty()) socket_ = path;
@@ -142,14 +157,15 @@ Result<void> Session::EnsureConnected(SteadyTime deadline) {
                        0};
         }
         ++sleepers_;
-        changed_.WaitUntil(mutex_, deadline);
+        changed_.WaitUntil(mutex_, NextAsk(deadline));
         --sleepers_;
+        if (!connected() && AskInterrupted()) return Interruption("connect to modelhostd: ");
       }
       if (closed_) return Gone();
       if (connected()) return {};
       connecting_ = true;
     }
-    auto opened = OpenConnection(deadline);
+    auto opened = OpenConnection(deadline, /*for_call=*/true);
     {
       const MutexLock lock(mutex_);
       connecting_ = false;
@@ -164,6 +180,7 @@ Result<void> Session::EnsureConnected(SteadyTime deadline) {
     const milliseconds left = Left(deadline);
     if (!again || left.count() == 0) return std::move(opened).error();
     std::this_thread::sleep_for(std::min(pause, left));
+    if (Interrupted()) return Interruption("connect to modelhostd: ");
     pause = std::min(pause * 2, kLongestPause);
   }
 }
@@ -189,12 +206,18 @@ void Session::EndCall() {
 
 void Session::Await(Request& request, SteadyTime deadline) {
   while (!request.done) {
+    const SteadyTime ask = NextAsk(deadline);
     if (!reading_ && connected()) {
-      ReadOne(ReceiveWait::kUntilDeadline, deadline);
+      ReadOne(ReceiveWait::kUntilDeadline, ask);
     } else {
       ++sleepers_;
-      changed_.WaitUntil(mutex_, deadline);
+      changed_.WaitUntil(mutex_, ask);
       --sleepers_;
+    }
+    if (!request.done && steady_clock::now() >= ask && AskInterrupted() && !request.done) {
+      Forget(request);
+      request.error = Interruption("");
+      return;
     }
     if (!request.done && steady_clock::now() >= deadline) {
       Forget(request);
@@ -271,6 +294,10 @@ void Session::Call(Request& request, abi::FrameHeader& header, std::span<const s
       return;
     }
     std::this_thread::sleep_for(milliseconds(1));
+    if (Interrupted()) {
+      request.error = Interruption("");
+      return;
+    }
   }
 }
 
@@ -368,12 +395,14 @@ Result<std::vector<Held>> Session::Acquire(std::span<const abi::Ref> refs, bool 
       return Prefixed(*std::move(request.error), what);
     }
     std::this_thread::sleep_for(std::min(pause, left));
+    if (Interrupted()) return Interruption(what);
     pause = std::min(pause * 2, kLongestPause);
   }
 }
 
 Result<std::vector<Held>> Session::TakeAcquired(std::span<const abi::Ref> refs, Request& request) {
   const MutexLock lock(mutex_);
+  if (closed_) return Gone();  // Its leases have ended with the connection.
   auto held = TakeGrants(refs, request);
   // Without its thread a session cannot come back by itself, but what was granted is good.
   if (held.ok()) (void)AttachHousekeeper();
@@ -449,6 +478,7 @@ Result<Session::Fetched> Session::Fetch(const std::shared_ptr<Lease>& lease, uin
           --sleepers_;
         }
         EndCall();
+        if (AskInterrupted()) return Interruption("");
         continue;
       }
     }
@@ -456,32 +486,6 @@ Result<Session::Fetched> Session::Fetch(const std::shared_ptr<Lease>& lease, uin
     if (!request.error.has_value()) return std::move(request.fetched);
     if (!request.lost || steady_clock::now() >= deadline) return *std::move(request.error);
   }
-}
-
-Result<CatalogueReader::Label> Session::Resolve(const abi::Ref& ref) {
-  if (forked()) return Gone();
-  std::shared_ptr<const CatalogueReader> page;
-  {
-    const MutexLock lock(mutex_);
-    page = page_;
-  }
-  if (ref.version != 0) return CatalogueReader::Label{ref.version, 0};
-  CatalogueReader::Label label;
-  const abi::CatalogueSlot* slot = page->Find(NameIn(ref.model), NameIn(ref.label));
-  if (slot != nullptr && !page->Read(*slot, &label)) {
-    return Error{Code::kUnavailable, ReferenceName(ref) + ": modelhostd died while it wrote", 0};
-  }
-  if (slot == nullptr && page->full()) {
-    return Error{Code::kNotFound,
-                 ReferenceName(ref) +
-                     ": not in the shared page, which is full (acquire it: that asks modelhostd)",
-                 0};
-  }
-  if (slot == nullptr || label.version == 0) {
-    return Error{Code::kNotFound,
-                 ReferenceName(ref) + ": this label names no READY version (modelctl versions)", 0};
-  }
-  return label;
 }
 
 }  // namespace modelhost

@@ -68,12 +68,16 @@ class Session : public std::enable_shared_from_this<Session> {
   struct Options {
     std::vector<std::string> sockets;  // Tried in this order; the first that exists is kept.
     std::chrono::milliseconds deadline{5000};
+    // As of mh_options.
+    int (*interrupted)(void* context) = nullptr;
+    void* context = nullptr;
   };
 
   // UNAVAILABLE when there is no daemon until the deadline; errors of Connection::Open.
   static Result<std::shared_ptr<Session>> Connect(Options options);
   ~Session();
-  // Ends the connection and with it all leases. Later calls are FAILED_PRECONDITION.
+  // Ends the connection and with it all leases. Calls that wait and later ones are
+  // FAILED_PRECONDITION.
   void Close() MH_EXCLUDES(mutex_);
 
   uint64_t id() const { return id_; }
@@ -156,7 +160,9 @@ class Session : public std::enable_shared_from_this<Session> {
   // session.cc: calls.
   Error Gone() const;
   Result<void> EnsureConnected(SteadyTime deadline) MH_EXCLUDES(mutex_);
-  Result<std::unique_ptr<Connection>> OpenConnection(SteadyTime deadline);
+  // For a call, which may be interrupted, or for the background.
+  Result<std::unique_ptr<Connection>> OpenConnection(SteadyTime deadline, bool for_call)
+      MH_EXCLUDES(mutex_);
   // Sends `head` and `tail` for `request` and waits for its end. The request's own `error` and
   // `lost` tell how it went. With a `lease`, its id on that very connection is put into `lease_id`,
   // which is part of `head`; lost when it is not held there.
@@ -176,6 +182,12 @@ class Session : public std::enable_shared_from_this<Session> {
   void ReleaseAll(const Request& request) MH_REQUIRES(mutex_);
 
   // session_frames.cc: frames in and out.
+  // The caller of a call that waits wants it to end. Asks user code: not under the lock.
+  bool Interrupted() const MH_EXCLUDES(mutex_);
+  // The same under the lock, which it gives up meanwhile.
+  bool AskInterrupted() MH_REQUIRES(mutex_);
+  // When to ask that at the latest.
+  SteadyTime NextAsk(SteadyTime deadline) const;
   bool connected() const MH_REQUIRES(mutex_) { return connection_ != nullptr && !dead_; }
   // Whether what `request` brought is good on the present connection.
   bool Live(const Request& request) const MH_REQUIRES(mutex_) {

@@ -1,5 +1,5 @@
-// What a session does that no call waits for: coming back, declaring leases again, following
-// labels.
+// What a session does that no call waits for: the page, coming back, declaring leases again,
+// following labels.
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -101,6 +101,32 @@ void Session::LookWithoutSlots() {
   }
 }
 
+Result<CatalogueReader::Label> Session::Resolve(const abi::Ref& ref) {
+  if (forked()) return Gone();
+  std::shared_ptr<const CatalogueReader> page;
+  {
+    const MutexLock lock(mutex_);
+    page = page_;
+  }
+  if (ref.version != 0) return CatalogueReader::Label{ref.version, 0};
+  CatalogueReader::Label label;
+  const abi::CatalogueSlot* slot = page->Find(NameIn(ref.model), NameIn(ref.label));
+  if (slot != nullptr && !page->Read(*slot, &label)) {
+    return Error{Code::kUnavailable, ReferenceName(ref) + ": modelhostd died while it wrote", 0};
+  }
+  if (slot == nullptr && page->full()) {
+    return Error{Code::kNotFound,
+                 ReferenceName(ref) +
+                     ": not in the shared page, which is full (acquire it: that asks modelhostd)",
+                 0};
+  }
+  if (slot == nullptr || label.version == 0) {
+    return Error{Code::kNotFound,
+                 ReferenceName(ref) + ": this label names no READY version (modelctl versions)", 0};
+  }
+  return label;
+}
+
 Result<int> Session::EventFd() {
   if (forked()) return Gone();
   const MutexLock lock(mutex_);
@@ -160,7 +186,7 @@ void Session::TryReconnect(SteadyTime now) {
     connecting_ = true;
     patience = std::clamp(backoff_ / kHelloShare, kShortestHello, kLongestHello);
   }
-  auto opened = OpenConnection(steady_clock::now() + patience);
+  auto opened = OpenConnection(steady_clock::now() + patience, /*for_call=*/false);
   const MutexLock lock(mutex_);
   connecting_ = false;
   if (sleepers_ != 0) changed_.NotifyAll();

@@ -20,6 +20,23 @@ Error BrokenFrame(const char* why) {
 
 }  // namespace
 
+bool Session::Interrupted() const {
+  return options_.interrupted != nullptr && options_.interrupted(options_.context) != 0;
+}
+
+bool Session::AskInterrupted() {
+  if (options_.interrupted == nullptr) return false;
+  mutex_.Unlock();
+  const bool interrupted = Interrupted();
+  mutex_.Lock();
+  return interrupted;
+}
+
+SteadyTime Session::NextAsk(SteadyTime deadline) const {
+  if (options_.interrupted == nullptr) return deadline;
+  return std::min(deadline, steady_clock::now() + kAskEvery);
+}
+
 uint32_t Session::NextId() {
   if (++last_id_ == 0) ++last_id_;
   return last_id_;

@@ -4,7 +4,6 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
-#include "daemon/format/text.h"
 #include "daemon/service/grpc_status.h"
 
 namespace modelhost {
@@ -24,7 +23,7 @@ IndexPages::IndexPages(const FlatIndex& index, uint32_t most_tensors)
 
 absl::Status IndexPages::Set(std::string* field, std::string_view text,
                              absl::string_view what) const {
-  if (!IsUtf8(text)) {
+  if (!IsProtoText(View(text))) {
     return absl::FailedPreconditionError(absl::StrCat(
         what, " ", number_, " has a name that is no UTF-8 text: ", SafeText(View(text), 64),
         " (read the index that comes with the ticket instead)"));

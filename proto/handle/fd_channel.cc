@@ -169,4 +169,6 @@ Result<ReceivedFrame> ReceiveFrame(const UniqueFd& socket, std::span<std::byte> 
   return frame;
 }
 
+void EndChannel(const UniqueFd& socket) { (void)::shutdown(socket.get(), SHUT_RDWR); }
+
 }  // namespace modelhost

@@ -53,6 +53,10 @@ Result<ReceivedFrame> ReceiveFrame(const UniqueFd& socket, std::span<std::byte> 
                                    ReceiveWait wait, SteadyTime deadline,
                                    std::vector<UniqueFd>* refused = nullptr);
 
+// Ends both directions at once, without closing: who waits in ReceiveFrame finds the end, as the
+// peer does.
+void EndChannel(const UniqueFd& socket);
+
 // A view of `value` as the bytes of a frame.
 template <typename T>
 std::span<const std::byte> AsBytes(const T& value) {

@@ -197,6 +197,21 @@ TEST(FdChannel, APeerThatIsGoneIsUnavailableAndASilentOneTimesOut) {
   EXPECT_EQ(ReceiveFrame(pair.b, buffer, ReceiveWait::kNo, {}).error().code, Code::kUnavailable);
 }
 
+TEST(FdChannel, EndingItWakesWhoWaitsHereAndThere) {
+  Pair pair = MakePair();
+  std::vector<std::byte> here(abi::kMaxFrameBytes);
+  std::vector<std::byte> there(abi::kMaxFrameBytes);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::thread waiter([&] {
+    EXPECT_EQ(ReceiveFrame(pair.a, here, ReceiveWait::kUntilDeadline, deadline).error().code,
+              Code::kUnavailable);
+  });
+  EndChannel(pair.a);
+  EXPECT_EQ(ReceiveFrame(pair.b, there, ReceiveWait::kUntilDeadline, deadline).error().code,
+            Code::kUnavailable);
+  waiter.join();
+}
+
 TEST(Seqlock, ReadersNeverSeeHalfAWrite) {
   std::atomic<uint64_t> sequence{0};
   std::array<std::atomic<uint64_t>, 4> words{};

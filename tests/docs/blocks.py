@@ -29,6 +29,8 @@ PAGES = {
                               "yaml": "tests/docs/test_operators.py",
                               "sh": "tests/docs/test_operators.py"},
     "docs/device.md": {"toml": "tests/docs/test_operators.py"},
+    "docs/exec.md": {language: "tests/engines/test_guide.py"
+                     for language in ("sh", "js", "python", "ini")},
     "docs/formats.md": {"sh": "tests/docs/test_operators.py"},
     "docs/grpc_workers.md": {language: "tests/docs/test_grpc_workers.py"
                              for language in ("sh", "proto", "c", "python")},

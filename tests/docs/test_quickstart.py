@@ -36,6 +36,12 @@ class Quickstart(harness.Case):
         self.assertIn(digest, out)
         self.assertFalse((user.home / ".local/share/modelhost").exists())
 
+    def test_the_tour_that_deploy_quickstart_ends_with_works(self):
+        out = Newcomer(self).run("python3 -B deploy/tour.py --build build/release", QUICKSTART_MIB="40",
+                                 TMPDIR=str(self.folder / "home"))
+        self.assertRegex(out, r"memory of 8 processes .* x the file")
+        self.assertRegex(out, r"rollback 2 -> 1 .* the whole command")
+
     def test_the_packages_are_there_or_asked_for(self):
         check = subprocess.run([harness.ROOT / "deploy/install-deps", "--check"], capture_output=True,
                                text=True, check=False)

@@ -38,6 +38,7 @@ LAYERS = {
     "client/examples": ["client/include"],
     "client/python": ["client/include"],
     "client/ros": ["client/include", "client/examples"],
+    "client/exec_names": [],
     "client/modelctl": ["proto/modelhost", "proto/abi", "proto/handle", "client/include",
                         "daemon/format"],
     "daemon": ["*"],  # main, app, config: the one composition root
@@ -69,7 +70,7 @@ HOMES = {
     "sys/un.h": r"proto/handle/fd_channel\.cc$|daemon/platform/(peer|unix_listener)\.cc$",
 }
 # libmodelhost.so links libc and libstdc++ only, and so do the public headers that a node compiles.
-NO_ABSL = re.compile(r"proto/|client/(include|src|examples|python|ros)/")
+NO_ABSL = re.compile(r"proto/|client/(include|src|examples|python|ros|exec_names)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 TEST_FILE = re.compile(r"_(test|fuzzer|bench)\.cc$|_test_\w+\.(h|cc)$|/testing/")

@@ -94,9 +94,10 @@ class Case(harness.Case):
         self.serve(model, version, folder=folder)
         return folder
 
-    def script(self, code, *arguments, expect=0, env=None, limits=None):
+    def script(self, code, *arguments, expect=0, env=None, limits=None, when=None):
         """Runs `code` in an interpreter of its own, as a plain user: what it printed. It has
-        `modelhost`, and `runtime`, the daemon's directory."""
+        `modelhost`, and `runtime`, the daemon's directory. `when` has what to do when it prints a
+        line; then it gets one to read."""
         text = ("import sys\nimport modelhost\n"
                 f"runtime = {str(self.daemon.runtime)!r}\n") + textwrap.dedent(code)
 
@@ -105,15 +106,29 @@ class Case(harness.Case):
             for name, value in (limits or {}).items():
                 resource.setrlimit(getattr(resource, name), (value, value))
 
-        done = subprocess.run(
+        running = subprocess.Popen(
             [sys.executable, "-B", "-X", "faulthandler", "-c", text, *map(str, arguments)],
-            stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd="/",
-            timeout=4 * harness.DEADLINE_S, preexec_fn=set_limits,
+            stdin=subprocess.PIPE if when else subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, text=True, cwd="/", preexec_fn=set_limits,
             env=harness.environment(PYTHONPATH=str(harness.PROGRAMS.python), **(env or {})),
             **harness.as_user(harness.CLIENT))
-        self.assertEqual(done.returncode, expect,
-                         f"exit status of:\n{text}\nstdout: {done.stdout}\nstderr: {done.stderr}")
-        return done.stdout
+        with running:
+            try:
+                for expected, action in (when or {}).items():
+                    line = running.stdout.readline().strip()
+                    if line != expected:
+                        running.kill()
+                        self.fail(f"printed {line!r}, not {expected!r}: {running.communicate()[1]}")
+                    action()
+                    running.stdin.write("\n")
+                    running.stdin.flush()
+                out, errors = running.communicate(timeout=4 * harness.DEADLINE_S)
+            except BaseException:
+                running.kill()
+                raise
+        self.assertEqual(running.returncode, expect,
+                         f"exit status of:\n{text}\nstdout: {out}\nstderr: {errors}")
+        return out
 
     def leases(self):
         return len(self.json("leases")["items"])

@@ -70,16 +70,26 @@ class Dlpack(case.Case):
 
     def test_another_device_is_refused(self):
         tensor = self.handle["of.F32"]
+        for options in ({"dl_device": (2, 0), "copy": True}, {"dl_device": (2, 5), "copy": True},
+                        {"dl_device": (2, 0), "copy": False}):
+            with self.assertRaises(BufferError):
+                tensor.__dlpack__(max_version=(1, 0), **options)
+        _, managed = opened(tensor.__dlpack__(dl_device=(1, 0), copy=True))
+        self.check(managed, "of.F32", TYPES)
         self.assertEqual(tensor.__dlpack_device__(), (1, 0))
         tensor.__dlpack__(dl_device=(1, 0))
         with self.assertRaisesRegex(BufferError, r"not on device \(2, 0\)"):
             tensor.__dlpack__(dl_device=(2, 0))
 
     def test_scalars_and_empty_tensors(self):
-        _, managed = opened(self.handle["scalar"].__dlpack__())
-        self.assertEqual(managed.tensor.ndim, 0)
-        _, managed = opened(self.handle["empty"].__dlpack__())
-        self.assertEqual(managed.tensor.shape[:2], [0, 3])
+        for options in ({}, {"copy": True}, {"max_version": (1, 0)}):
+            _, managed = opened(self.handle["scalar"].__dlpack__(**options))
+            self.assertEqual(managed.tensor.ndim, 0)
+            self.assertEqual(c.string_at(managed.tensor.data, 4), self.tensors["scalar"][2])
+            _, managed = opened(self.handle["empty"].__dlpack__(**options))
+            self.assertEqual(managed.tensor.shape[:2], [0, 3])
+            self.assertEqual(managed.tensor.strides[:2], [3, 1])
+            self.assertTrue(managed.tensor.data)  # Consumers take null for an error.
 
     def test_a_capsule_keeps_the_lease_until_its_deleter_ran_or_it_is_thrown_away(self):
         for version in (None, (1, 0)):

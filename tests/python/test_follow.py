@@ -1,5 +1,6 @@
 """Following labels from Python: adopting, sets, events, asyncio; and a daemon that goes away."""
 import asyncio
+import os
 import pathlib
 import select
 import sys
@@ -125,6 +126,121 @@ class Follow(case.Case):
 
         wait_for("the descriptor to be quiet", quiet)
 
+    def quiet(self, client):
+        """The descriptor, once the events of the start are over."""
+        client.acquire("planner").close()
+        fd = client.fileno()
+
+        def still():
+            client.clear_events()
+            return not select.select([fd], [], [], 0.1)[0]
+
+        wait_for("the descriptor to be quiet", still)
+        return fd
+
+    def test_closing_a_client_fails_tasks_that_wait_for_changes(self):
+        self.two_versions()
+
+        async def wait_and_close(client, close):
+            tasks = [asyncio.create_task(client.changed()) for _ in range(2)]
+            await asyncio.sleep(0)
+            await asyncio.get_running_loop().run_in_executor(None, close)
+            done = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True),
+                                          harness.DEADLINE_S)
+            for error in done:
+                self.assertIsInstance(error, self.modelhost.FailedPrecondition)
+            with self.assertRaises(self.modelhost.FailedPrecondition):
+                await client.changed()
+
+        for keep in (False, True):
+            with self.subTest(keep):
+                client = self.connect()
+                self.quiet(client)
+                handle = client.acquire("planner") if keep else None
+                fds = harness.footprint(os.getpid())["fds"]
+                asyncio.run(wait_and_close(client, client.close))
+                self.assertLessEqual(harness.footprint(os.getpid())["fds"], fds)
+                del handle
+
+    def test_a_reader_of_the_programs_own_beside_a_task_lives_on_and_does_not_spin_at_the_end(self):
+        self.two_versions()
+        client = self.connect()
+        handle = client.acquire("planner")
+        fd = self.quiet(client)
+        woken = []
+
+        async def run():
+            loop = asyncio.get_running_loop()
+            event = asyncio.Event()
+
+            def on_event():
+                client.clear_events()
+                woken.append(1)
+                event.set()
+
+            loop.add_reader(fd, on_event)
+            task = asyncio.create_task(client.changed())
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.wait([task])
+            await loop.run_in_executor(None, self.swap, 2)
+            await asyncio.wait_for(event.wait(), harness.DEADLINE_S)
+            client.close()
+            for _ in range(200):
+                await asyncio.sleep(0)
+            woken.clear()
+            for _ in range(200):
+                await asyncio.sleep(0)
+            loop.remove_reader(fd)
+
+        asyncio.run(run())
+        self.assertEqual(woken, [])
+        self.assertTrue(handle.superseded)
+
+    def test_an_event_wakes_the_tasks_of_every_loop(self):
+        self.two_versions()
+        client = self.connect()
+        self.quiet(client)
+        waiting = threading.Barrier(3)
+        woken = []
+
+        async def wait(name):
+            task = asyncio.create_task(client.changed())
+            await asyncio.sleep(0)
+            waiting.wait(harness.DEADLINE_S)
+            await asyncio.wait_for(task, harness.DEADLINE_S)
+            woken.append(name)
+
+        threads = [threading.Thread(target=lambda name=name: asyncio.run(wait(name))) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        waiting.wait(harness.DEADLINE_S)
+        self.swap(2)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(sorted(woken), ["a", "b"])
+
+    def test_a_loop_that_was_closed_while_a_task_waited_does_not_keep_others_from_waking(self):
+        self.two_versions()
+        client = self.connect()
+        handle = client.acquire("planner")
+        self.quiet(client)
+        loop = asyncio.new_event_loop()
+        task = loop.create_task(client.changed())
+        loop.run_until_complete(asyncio.sleep(0))
+        loop.close()
+
+        async def wait():
+            waiter = asyncio.create_task(client.changed())
+            await asyncio.sleep(0)
+            await asyncio.get_running_loop().run_in_executor(None, self.swap, 2)
+            await asyncio.wait_for(waiter, harness.DEADLINE_S)
+
+        asyncio.run(wait())
+        self.assertFalse(task.done())
+        self.assertTrue(handle.superseded)
+        task._log_destroy_pending = False  # It never ends; that is what this is about.
+
     def test_the_daemon_may_die_and_come_back(self):
         self.two_versions()
         client = self.connect(timeout=1)
@@ -180,6 +296,11 @@ class Follow(case.Case):
                 ("acquire_set", lambda: client.acquire_set(["planner@4"], wait=True,
                                                            timeout=harness.DEADLINE_S),
                  lambda: serve(4)),
+                ("follow", lambda: client.follow("planner@5", wait=True, timeout=harness.DEADLINE_S),
+                 lambda: serve(5)),
+                ("follow_set", lambda: client.follow_set(["planner@6"], wait=True,
+                                                         timeout=harness.DEADLINE_S),
+                 lambda: serve(6)),
                 ("connect", lambda: self.modelhost.connect(late / "run", timeout=harness.DEADLINE_S),
                  lambda: self.new_daemon("late"))]:
             with self.subTest(what):
@@ -189,3 +310,15 @@ class Follow(case.Case):
                 make_it_end()  # By this thread: not before the timeout if the other had the GIL.
                 waiter.join()
                 self.assertEqual(len(answers), 1)
+
+    def test_the_gil_is_free_while_a_file_is_fetched(self):
+        self.serve("planner", 1)
+        handle = self.connect(timeout=harness.DEADLINE_S).acquire("planner")
+        self.daemon.kill()
+        files = []
+        waiter = threading.Thread(target=lambda: files.append(handle.file("config.json")))
+        waiter.start()
+        self.daemon.start()  # By this thread: not before the timeout if the other had the GIL.
+        with harness.as_peer(harness.CLIENT):
+            waiter.join()
+        self.assertEqual(bytes(files[0])[:1], b"{")

@@ -5,6 +5,7 @@ import shutil
 import site
 import subprocess
 import sys
+import zipfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import case  # noqa: E402
@@ -64,6 +65,35 @@ class Install(case.Case):
                 self.assertTrue((root / prefix[1:] / folder / "modelhost/__init__.py").exists())
                 if prefix != "/opt/robot":
                     self.assertIn(f"{prefix}/{folder}", site.getsitepackages())
+
+    def test_a_wheel_builds_its_own_library_from_a_clone(self):
+        case.need("setuptools")
+        case.need("wheel")
+        if not shutil.which("ccache"):
+            self.skipTest("there is no ccache, and without it this takes minutes")
+        clone = self.folder / "clone"
+        for part in ("CMakeLists.txt", "client", "daemon", "deploy", "docs", "proto", "systemd",
+                     "tests/modelhost_targets.cmake"):
+            source, target = harness.ROOT / part, clone / part
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.is_dir():
+                shutil.copytree(source, target, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+            else:
+                shutil.copy2(source, target)
+        prefix = self.folder / "prefix"
+        done = subprocess.run(
+            [sys.executable, "-c", "import sys, setuptools.build_meta as b; b.build_wheel(sys.argv[1])",
+             str(prefix)], cwd=clone / "client" / "python", capture_output=True, text=True, check=False,
+            env={**{name: value for name, value in os.environ.items() if name != "MODELHOST_BUILD"},
+                 "CMAKE_CXX_COMPILER_LAUNCHER": "ccache", "CCACHE_BASEDIR": str(clone),
+                 "CCACHE_NOHASHDIR": "1"})
+        self.assertEqual(done.returncode, 0, done.stdout[-3000:] + done.stderr[-3000:])
+        (wheel,) = prefix.glob("modelhost-*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(prefix / "site")
+        out = self.read(prefix / "site")
+        self.assertIn(f"{prefix}/site/modelhost/__init__.py 1 ", out)
+        self.assertIn(f"\n{prefix}/site/modelhost/libmodelhost.so.1", out)
 
     def test_what_cannot_be_built_says_so(self):
         case.need("setuptools")

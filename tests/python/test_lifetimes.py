@@ -1,17 +1,24 @@
 """What views outlive, and what they cost: garbage, threads, fork, exit, leaks, pickling."""
 import copy
 import gc
+import mmap
 import os
 import pathlib
 import pickle
 import random
 import sys
+import textwrap
 import threading
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import case  # noqa: E402
 import harness  # noqa: E402
 from case import need, wait_for  # noqa: E402
+
+
+def state_of(thread):
+    return pathlib.Path(f"/proc/self/task/{thread}/stat").read_text().split(") ")[1][0]
 
 
 class Lifetimes(case.Case):
@@ -227,6 +234,85 @@ class Lifetimes(case.Case):
             self.assertEqual(len(outcomes), 3)
         self.wait_leases(0)
 
+    def test_closing_a_client_ends_calls_of_other_threads_and_all_leases(self):
+        def closed_while_waiting():
+            client = self.connect()
+            handle = client.acquire("planner")
+            errors = []
+
+            def wait():
+                try:
+                    client.acquire("planner@2", wait=True, timeout=3600)
+                except self.modelhost.FailedPrecondition as error:
+                    errors.append(str(error))
+
+            waiter = threading.Thread(target=wait)
+            waiter.start()
+            wait_for("a thread that sleeps", lambda: state_of(waiter.native_id) == "S")
+            client.close()
+            waiter.join(harness.DEADLINE_S)
+            self.assertFalse(waiter.is_alive())
+            self.wait_leases(0)
+            with self.assertRaises(self.modelhost.FailedPrecondition):
+                handle.file("tokenizer.json")
+            (error,) = errors
+            return "planner@2: the client was disconnected" in error  # It was within the call.
+
+        wait_for("a call that was closed while it waited", closed_while_waiting)
+
+    def test_a_signal_handler_may_end_a_wait(self):
+        for call in ('client.acquire("planner@2", wait=True, timeout=3600)',
+                     'client.acquire_set(["planner@2"], wait=True, timeout=3600)',
+                     'client.follow("planner@2", wait=True, timeout=3600)',
+                     'modelhost.connect("/nowhere", timeout=3600)'):
+            with self.subTest(call):
+                out = self.script(f'''
+                    import os, signal, threading
+                    client = modelhost.connect(runtime)
+                    main = threading.main_thread().native_id
+                    def interrupt():  # When the main thread waits.
+                        while open(f"/proc/self/task/{{main}}/stat").read().split(") ")[1][0] != "S":
+                            pass
+                        os.kill(os.getpid(), signal.SIGINT)
+                    signal.signal(signal.SIGALRM, lambda *_: print("alarm"))
+                    signal.setitimer(signal.ITIMER_REAL, 0.05)
+                    threading.Timer(0.3, interrupt).start()
+                    try:
+                        {call}
+                    except KeyboardInterrupt:
+                        print("interrupted")
+                    print(client.acquire("planner").version)
+                ''')
+                self.assertEqual(out.split(), ["alarm", "interrupted", "1"])
+
+    def test_a_client_that_is_garbage_ends_without_a_collector(self):
+        gc.collect()
+        gc.disable()
+        self.addCleanup(gc.enable)
+        before = harness.footprint(os.getpid())["fds"]
+        for _ in range(10):
+            self.connect(keep=False).acquire("planner")
+        self.wait_leases(0)
+        wait_for("no socket", lambda: harness.footprint(os.getpid())["fds"] <= before + 2)
+
+    def test_dropping_the_last_view_does_not_unmap_in_the_thread_that_drops_it(self):
+        folder = self.publish("big", 1, tensors=1, tensor_bytes=32 << 20)
+        self.ctl("swap", "big", "--version", 1)
+        handle = self.connect().acquire("big")
+        (tensor,) = handle.values()
+        tensor.view_bytes()[::4096].tobytes()  # Maps every page.
+        handle.close()
+        begin = time.thread_time()
+        del tensor
+        dropping = time.thread_time() - begin
+        with open(folder / "model.safetensors", "rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+        mapping[::4096]
+        begin = time.thread_time()
+        mapping.close()
+        self.assertLess(dropping, (time.thread_time() - begin) / 4)
+        self.wait_leases(0)
+
     def test_a_forked_child_reads_on_and_connects_for_itself(self):
         out = self.script("""
             import os
@@ -310,8 +396,44 @@ class Lifetimes(case.Case):
             """,
     }
 
+    # Each in threads that go on while the interpreter ends: with and without the GIL, and in Python.
+    LOOPS = {
+        "acquire": 'client.acquire("planner")',
+        "an acquire that fails": '''
+            try:
+                client.acquire("nowhere")
+            except modelhost.NotFound:
+                pass
+            ''',
+        "file": 'handle.file("tokenizer.json")',
+        "resolve": 'client.resolve("planner")',
+        "fileno": "client.fileno()",
+        "copies": 'handle["of.F32"].__dlpack__(copy=True)',
+        "state_and_adopt": "live.adopt(), client.state()",
+    }
+
+    def test_the_interpreter_may_end_while_threads_are_in_calls(self):
+        for what, call in self.LOOPS.items():
+            with self.subTest(what):
+                self.script(textwrap.dedent('''
+                    import threading
+                    client = modelhost.connect(runtime)
+                    handle, live = client.acquire("planner"), client.follow("planner")
+                    started = [threading.Event() for _ in range(4)]
+                    def loop(event):
+                        while True:
+                            call()
+                            event.set()
+                    def call():
+                    ''') + textwrap.indent(textwrap.dedent(call), "    ") + textwrap.dedent('''
+                    for event in started:
+                        threading.Thread(target=loop, args=(event,), daemon=True).start()
+                    for event in started:
+                        event.wait()
+                    '''))
+        self.wait_leases(0)
+
     def test_the_interpreter_may_end_with_live_views(self):
-        import textwrap
         need("numpy")
         for what, ending in self.EXITS.items():
             with self.subTest(what):

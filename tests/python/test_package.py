@@ -1,8 +1,11 @@
 """The Python package: connecting, tensors, files, errors."""
+import errno
 import json
+import os
 import pathlib
 import struct
 import sys
+import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import case  # noqa: E402
@@ -31,9 +34,20 @@ class Package(case.Case):
         self.assertEqual([name for name, _ in handle.items()], sorted(self.tensors))
         self.assertEqual([tensor.name for tensor in handle.values()], sorted(self.tensors))
         self.assertIn("of.F32", handle)
-        for absent in ("of.F33", "", 7, None, "model/of.F33", "of.F32\0"):
+        for absent in ("of.F33", "", 7, None, "model/of.F33", "of.F32\0", "\ud800", b"of.F32"):
             self.assertNotIn(absent, handle)
         self.assertIsNone(handle.get("no such"))
+        self.assertEqual(handle.get("no such", 7), 7)
+        self.assertEqual(handle.get("of.F32"), handle["of.F32"])
+        for name, tensor in list(handle.items()):
+            self.assertIn((name, tensor), handle.items())
+            self.assertIn(tensor, handle.values())
+        for absent in (("of.F32", handle["of.F64"]), ("no such", tensor), ("of.F32",), "of.F32", 7):
+            self.assertNotIn(absent, handle.items())
+        other = self.connect().acquire("planner")["of.F32"]
+        self.assertNotEqual(handle["of.F32"], other)
+        self.assertNotIn(other, handle.values())
+        self.assertEqual(len({handle["of.F32"], handle["of.F32"], handle["of.F64"], other}), 3)
         self.assertEqual(handle.model, "planner")
         self.assertEqual((handle.label, handle.version, handle.format), ("stable", 1, "safetensors"))
         self.assertEqual(len(handle.digest), 64)
@@ -182,6 +196,11 @@ class Package(case.Case):
             self.assertEqual(handle[key].data_ptr, tensor.data_ptr)
             self.assertIn(key, handle)
         self.assertNotIn("shared", handle)
+        self.assertIsNone(handle.get("shared"))
+        self.assertNotIn(("shared", handle[f"{first}/shared"]), handle.items())
+        for item in handle.items():
+            self.assertIn(item, handle.items())
+            self.assertIn(item[1], handle.values())
         with self.assertRaisesRegex(self.modelhost.InvalidArgument, f"{first}/shared"):
             handle["shared"]
         self.assertEqual(bytes(handle[f"{second}/shared"]), b"vi")
@@ -193,6 +212,8 @@ class Package(case.Case):
                            (lambda: client.acquire("planer"), "planner"),
                            (lambda: client.acquire("planner@2"), "planner"),
                            (lambda: handle["of.F32\0x"], "NUL"),
+                           (lambda: handle["of.F3\ud800"], "of.F3"),
+                           (lambda: handle.file("tokenizer.jso\ud800"), "tokenizer"),
                            (lambda: handle.file("config.json\0"), "NUL")):
             with self.assertRaises(KeyError) as raised:
                 call()
@@ -201,12 +222,59 @@ class Package(case.Case):
             self.assertIn(near, str(raised.exception))
         for ref in ("", "planner@", "planner@x", "a b", "planner@-1", "planner\0x"):
             with self.subTest(ref), self.assertRaises(self.modelhost.InvalidArgument):
+                client.resolve(ref)
+            with self.subTest(ref), self.assertRaises(self.modelhost.InvalidArgument):
                 client.acquire(ref)
+        for call in (lambda: self.modelhost.connect(f"{self.daemon.runtime}\0junk"),
+                     lambda: client.acquire("planner", device="GPU\0")):
+            with self.assertRaisesRegex(self.modelhost.InvalidArgument, "NUL"):
+                call()
         with self.assertRaises(TypeError):
             client.acquire(7)
+        for call in (client.acquire_set, client.follow_set):
+            with self.assertRaisesRegex(TypeError, r"\['planner'\]"):
+                call("planner")
         for timeout in (0, -1, float("nan")):
             with self.assertRaises(ValueError):
                 client.acquire("planner", timeout=timeout)
+
+    def test_objects_of_the_extension_are_made_by_it_alone(self):
+        from modelhost import _native
+        handle = self.serve_every_type()
+        for kind in (self.modelhost.Tensor, self.modelhost.File, _native.Bytes, _native.Handle,
+                     _native.Live, _native.LiveSet, _native.Client):
+            for make in (kind, kind.__new__, object.__new__, kind.__mro__[-2].__new__):
+                with self.subTest(f"{kind.__name__} {make}"), self.assertRaises(TypeError):
+                    made = make() if make is kind else make(kind)
+                    memoryview(made)
+        self.assertEqual(bytes(handle["of.U8"]), self.tensors["of.U8"][2])
+
+    def test_bytes_of_a_tensor_and_a_file_are_copies(self):
+        handle = self.serve_every_type()
+        self.assertEqual(bytes(handle["of.F32"]), self.tensors["of.F32"][2])
+        self.assertEqual(handle["of.F32"].__bytes__(), self.tensors["of.F32"][2])
+        self.assertEqual(handle.file("tokenizer.json").__bytes__(), b'{"of": 1}')
+        with self.assertRaisesRegex(BufferError, "view_bytes"):
+            bytes(handle["of.BF16"])
+
+    def test_a_miss_of_get_does_not_look_for_near_names(self):
+        names = {f"layers.{i}.attention.weight": ("U8", [1], b"x") for i in range(2000)}
+        self.serve_tensors("many", 1, names)
+        handle = self.connect().acquire("many")
+
+        def cost(call, times):
+            begin = time.process_time()
+            for _ in range(times):
+                call()
+            return (time.process_time() - begin) / times
+
+        def miss():
+            try:
+                handle["layers.1.attention.weigth"]
+            except KeyError:
+                pass
+
+        self.assertLess(cost(lambda: handle.get("layers.1.attention.weigth"), 200), cost(miss, 20) / 4)
 
     def test_a_device_that_is_not_there_is_an_error(self):
         self.serve_every_type()
@@ -224,14 +292,20 @@ class Package(case.Case):
 
     def test_no_daemon_is_named_by_its_socket(self):
         for expected in (self.modelhost.Unavailable, ConnectionError):
-            with self.assertRaisesRegex(expected, "handles.sock"):
+            with self.assertRaisesRegex(expected, "handles.sock") as raised:
                 self.modelhost.connect(self.folder / "nowhere", timeout=0.05)
+            self.assertEqual(raised.exception.errno, errno.ECONNREFUSED)
+            self.assertEqual(raised.exception.strerror, str(raised.exception))
+        with self.assertRaises(self.modelhost.Unavailable) as raised:
+            self.modelhost.connect(os.fsdecode(b"/nowhere/\xff"), timeout=0.05)
+        self.assertIn("\ufffd/handles.sock", str(raised.exception))
 
     def test_waiting_for_a_version_ends_with_the_timeout(self):
         self.serve_every_type()
         client = self.connect()
-        with self.assertRaises(TimeoutError):
+        with self.assertRaises(TimeoutError) as raised:
             client.acquire("planner@2", wait=True, timeout=0.2)
+        self.assertEqual(raised.exception.errno, errno.ETIMEDOUT)
 
     def test_a_closed_client_or_handle_says_so(self):
         handle = self.serve_every_type()
@@ -287,6 +361,7 @@ class Package(case.Case):
         with harness.as_peer(harness.STRANGER), self.assertRaises(PermissionError) as raised:
             self.modelhost.connect(self.daemon.runtime, timeout=1).acquire("planner")
         self.assertEqual(raised.exception.status, "PERMISSION_DENIED")
+        self.assertEqual(raised.exception.errno, errno.EACCES)
 
     def test_the_state_of_a_client(self):
         self.serve_every_type()

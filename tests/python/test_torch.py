@@ -69,6 +69,26 @@ class Torch(case.Case):
                     call()
             with self.assertRaisesRegex(TypeError, rf"of\.{dtype}"):
                 handle[f"of.{dtype}"].torch()
+        there = handle.torch(strict=False)
+        self.assertEqual(set(handle) - set(there),
+                         {"of.U16", "of.U32", "of.U64", "of.F8_E4M3", "of.F8_E5M2"})
+        self.assertEqual(there["of.F32"].data_ptr(), handle["of.F32"].data_ptr)
+
+    def test_a_type_that_torch_lacks_is_no_matter_where_the_module_does_not_use_it(self):
+        import modelhost.torch
+        if hasattr(self.torch, "uint16"):
+            self.skipTest("this torch has these types")
+        self.serve_tensors("planner", 1, case.every_type())
+        handle = self.connect().acquire("planner")
+        module = self.torch.nn.Module()
+        module.of = self.torch.nn.Module()
+        module.of.F32 = self.torch.nn.Parameter(self.torch.empty(4, 6))
+        missing, unexpected = modelhost.torch.load_into(module, handle, strict=False)
+        self.assertEqual((missing, len(unexpected)), ([], len(handle) - 1))
+        self.assertEqual(module.of.F32.data_ptr(), handle["of.F32"].data_ptr)
+        module.of.U16 = self.torch.nn.Parameter(self.torch.empty(4, 6))
+        with self.assertRaisesRegex(self.modelhost.InvalidArgument, r"of\.U16: .*no dtype for U16"):
+            modelhost.torch.load_into(module, handle, strict=False)
 
     def test_a_copy_is_private_and_writable(self):
         self.serve_tensors("planner", 1, {"w": ("F32", [2], case.pattern("F32", [2]))})
@@ -116,8 +136,10 @@ class Torch(case.Case):
         module = self.net(device="meta")
         result = modelhost.torch.load_into(module, handle)
         self.assertEqual(result, ([], []))
-        for name, value in module.state_dict().items():
+        for name, value in module.named_parameters():
             self.assertEqual(value.data_ptr(), handle[name].data_ptr, name)
+        for name, value in module.named_buffers():  # Which modules write to.
+            self.assertNotEqual(value.data_ptr(), handle[name].data_ptr, name)
         for parameter in module.parameters():
             self.assertIsInstance(parameter, self.torch.nn.Parameter)
             self.assertFalse(parameter.requires_grad)
@@ -130,6 +152,121 @@ class Torch(case.Case):
         self.assertEqual(self.leases(), 1)
         del module, handle, parameter, value
         self.wait_leases(0)
+
+    def test_a_module_in_training_mode_may_be_run(self):
+        self.serve_module(self.net())
+        self.script("""
+            import torch, modelhost.torch
+            nn = torch.nn
+            handle = modelhost.connect(runtime).acquire("net")
+            module = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+            modelhost.torch.load_into(module, handle)
+            assert module.training
+            module(torch.randn(3, 8))
+            assert module[1].num_batches_tracked == 1
+            assert handle["1.num_batches_tracked"].numpy() == 0
+        """)
+
+    def test_buffers_may_be_shared_too(self):
+        import modelhost.torch
+        handle = self.serve_module(self.net())
+        module = self.net(device="meta")
+        modelhost.torch.load_into(module, handle, share_buffers=True)
+        for name, value in module.state_dict().items():
+            self.assertEqual(value.data_ptr(), handle[name].data_ptr, name)
+
+    def test_a_buffer_that_nothing_fills_is_an_error_that_names_it(self):
+        import modelhost.torch
+        torch = self.torch
+
+        class Rotary(torch.nn.Module):
+            def __init__(self, device):
+                super().__init__()
+                self.scale = torch.nn.Parameter(torch.ones(4, device=device))
+                self.register_buffer("inv_freq", torch.ones(4, device=device), persistent=False)
+
+        handle = self.serve_module(torch.nn.ModuleDict({"rope": Rotary("cpu")}))
+        module = torch.nn.ModuleDict({"rope": Rotary("meta")})
+        with self.assertRaisesRegex(self.modelhost.InvalidArgument, r"rope\.inv_freq: .*meta.*fill it"):
+            modelhost.torch.load_into(module, handle)
+        self.assertTrue(module["rope"].scale.is_meta)
+        self.assertEqual(modelhost.torch.load_into(module, handle, strict=False), (["rope.inv_freq"], []))
+        module["rope"].inv_freq = torch.ones(4)
+        self.assertEqual(modelhost.torch.load_into(module, handle), ([], []))
+        self.assertEqual(module["rope"].scale.data_ptr(), handle["rope.scale"].data_ptr)
+
+    def test_a_parameter_that_is_a_buffer_too_stays_both(self):
+        import modelhost.torch
+        nn = self.torch.nn
+
+        def both():
+            module = nn.Module()
+            module.w = nn.Parameter(self.torch.arange(4.0))
+            module.inner = nn.Module()
+            module.inner.register_buffer("view", module.w)
+            return module
+
+        original = both()
+        for version, drop in enumerate([(), ("w",), ("inner.view",)], 1):
+            handle = self.serve_module(original, version, drop=drop)
+            module = both()
+            module.w.data.zero_()
+            self.assertEqual(modelhost.torch.load_into(module, handle), ([], []))
+            self.assertTrue(self.torch.equal(module.w, original.w))
+            self.assertIs(module.inner.view, module.w)
+            self.assertEqual(list(dict(module.named_parameters())), ["w"])
+            self.assertEqual(list(dict(module.named_buffers())), ["inner.view"])
+
+    def test_a_module_that_refuses_a_parameter_is_as_it_was(self):
+        import modelhost.torch
+        nn = self.torch.nn
+
+        class Picky(nn.Linear):
+            armed = False
+
+            def __setattr__(self, name, value):
+                if name == "bias" and self.armed:
+                    raise RuntimeError("not my bias")
+                super().__setattr__(name, value)
+
+        handle = self.serve_module(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+        module = nn.Sequential(nn.Linear(2, 2), Picky(2, 2))
+        module[1].armed = True
+        before = dict(module.named_parameters())
+        with self.assertRaisesRegex(RuntimeError, "not my bias"):
+            modelhost.torch.load_into(module, handle)
+        after = dict(module.named_parameters())
+        self.assertEqual({name: id(value) for name, value in after.items()},
+                         {name: id(value) for name, value in before.items()})
+
+    def test_copies_that_do_not_fit_in_memory_change_nothing(self):
+        self.serve_tensors("big", 1, {f"{i}.w": ("U8", [24 << 20], bytes(24 << 20)) for i in range(4)})
+        self.script("""
+            import resource, torch, modelhost.torch
+            handle = modelhost.connect(runtime).acquire("big")
+            module = torch.nn.Module()
+            for i in range(4):
+                module.add_module(str(i), torch.nn.Module())
+                empty = torch.empty(24 << 20, dtype=torch.uint8, device="meta")
+                module._modules[str(i)].w = torch.nn.Parameter(empty, requires_grad=False)
+            used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_AS, (used + (60 << 20),) * 2)
+            try:
+                modelhost.torch.load_into(module, handle, copy=True)
+            except RuntimeError as error:
+                assert "allocate" in str(error), error
+            else:
+                raise AssertionError("there was no room")
+            assert all(value.is_meta for value in module.parameters())
+        """)
+
+    def test_attributes_of_parameters_are_carried_over(self):
+        import modelhost.torch
+        handle = self.serve_module(self.net())
+        module = self.net()
+        module[0].weight.sharded = "no"
+        modelhost.torch.load_into(module, handle)
+        self.assertEqual(module[0].weight.sharded, "no")
 
     def test_a_recurrent_module_uses_what_was_loaded(self):
         import modelhost.torch

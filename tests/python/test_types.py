@@ -16,6 +16,8 @@ import harness  # noqa: E402
 SOURCES = harness.ROOT / "client" / "python"
 
 USE = '''
+from typing import Optional, Union
+
 import modelhost
 from modelhost import torch as mt
 
@@ -29,6 +31,10 @@ with modelhost.connect(timeout=1.5) as client:
         text: str = name
     file = handle.file("tokenizer.json")
     data: memoryview = file.data
+    content: bytes = bytes(file) + bytes(tensor)
+    found: Optional[modelhost.Tensor] = handle.get("w")
+    other: Union[modelhost.Tensor, int] = handle.get("w", 7)
+    again: bool = ("w", tensor) in handle.items()
     with open(file) as opened:
         first: str = opened.readline()
     live: modelhost.Live = client.follow("planner")
@@ -77,6 +83,14 @@ class Types(unittest.TestCase):
                 code, out = self.mypy(path.name)
                 self.assertEqual(code, 1, out)
                 self.assertRegex(out, rf"\[({error})\]")
+
+    def test_the_guide_is_clean_too(self):
+        """Its functions have no annotations, and neither has what they call."""
+        guide = (harness.ROOT / "docs" / "python.md").read_text()
+        (self.folder / "guide.py").write_text(
+            "\n".join(re.findall(r"^```python\n(.*?)^```$", guide, re.M | re.S)))
+        code, out = self.mypy("--allow-untyped-defs", "--allow-untyped-calls", "guide.py")
+        self.assertEqual(code, 0, out)
 
     def test_the_stub_of_the_extension_names_what_is_there_and_nothing_else(self):
         import ast

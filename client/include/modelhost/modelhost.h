@@ -97,9 +97,14 @@ typedef struct mh_options {
                               /run/modelhost; the first of the last two that has a socket. */
   uint64_t deadline_ms; /* For every wait of this client that has no deadline of its own, also for
                            a daemon that is not there yet. 0: 5000. */
+  int (*interrupted)(void* context); /* NULL, or asked several times a second while a call of this
+                                        client waits for the daemon, on the calling thread: other
+                                        than 0 ends the call with MH_CANCELLED. For programs that
+                                        look at signals themselves. It may call the library. */
+  void* context;                     /* For `interrupted`; good as long as the client. */
 } mh_options;
 #define MH_OPTIONS_INIT \
-  { sizeof(mh_options), NULL, 0 }
+  { sizeof(mh_options), NULL, 0, NULL, NULL }
 
 /* Connects. `options` NULL means all defaults. NULL on failure:
  *   MH_UNAVAILABLE        no daemon until the deadline; the text names the sockets tried
@@ -112,6 +117,10 @@ MH_API mh_client* mh_connect(const mh_options* options, mh_error* error);
 /* Ends the session and all its leases. Handles stay valid, without a lease; what needs the daemon
  * fails on them from now on. Live models of this client adopt no more. NULL is allowed. */
 MH_API void mh_disconnect(mh_client* client);
+/* Does the same while other threads may be using the client: their calls that wait end at once, and
+ * later ones too, with MH_FAILED_PRECONDITION, and the descriptor of events is readable. The client
+ * is still to be disconnected, which then frees it. */
+MH_API void mh_close(mh_client* client);
 
 typedef struct mh_client_view {
   size_t size;        /* sizeof(mh_client_view) */
@@ -198,6 +207,9 @@ MH_API mh_handle* mh_retain(const mh_handle* handle);
 /* Drops a reference. The last one unmaps and gives the lease back; it does not wait for the daemon.
  * All views of the handle are dead then. NULL is allowed. */
 MH_API void mh_release(mh_handle* handle);
+/* The same without unmapping, which takes time where there are gigabytes: the library's thread does
+ * that soon afterwards, and then gives the lease back. In a forked child it is mh_release. */
+MH_API void mh_release_later(mh_handle* handle);
 
 MH_API const char* mh_handle_model(const mh_handle* handle);
 MH_API const char* mh_handle_label(const mh_handle* handle); /* "" for a fixed version. */

@@ -402,6 +402,8 @@ class Client {
   // Readable when something changed; -1 when it cannot be had.
   int event_fd() { return mh_event_fd(client_.get()); }
   void ClearEvents() { mh_clear_events(client_.get()); }
+  // Ends the session and all its leases now, also calls of other threads that wait.
+  void Close() { mh_close(client_.get()); }
   // Zeros in a forked child.
   mh_client_view state() const {
     mh_client_view view = MH_CLIENT_VIEW_INIT;

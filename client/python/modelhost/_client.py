@@ -55,6 +55,12 @@ def _device(device: Any) -> str:
     return name
 
 
+def _refs(refs: Sequence[str]) -> List[str]:
+    if isinstance(refs, str):  # A sequence of strings too, of one letter each.
+        raise TypeError(f"several references are wanted, not {refs!r} (give a list: [{refs!r}])")
+    return list(refs)
+
+
 def connect(runtime_dir: Union[str, "os.PathLike[str]", None] = None, *,
             timeout: Optional[float] = None) -> "Client":
     """Connects to the daemon of this machine.
@@ -67,7 +73,7 @@ def connect(runtime_dir: Union[str, "os.PathLike[str]", None] = None, *,
     Raises Unavailable (no daemon; the text names the sockets tried), DeadlineExceeded,
     PermissionDenied, ResourceExhausted, InvalidArgument, Unimplemented.
     """
-    folder = None if runtime_dir is None else os.fspath(runtime_dir)
+    folder = None if runtime_dir is None else os.fsencode(runtime_dir)
     return Client(_native.connect(folder, _milliseconds(timeout)))
 
 
@@ -80,7 +86,7 @@ class Client:
 
     def __init__(self, native: _native.Client) -> None:
         self._native = native
-        self._waiters = Waiters(self)
+        self._waiters = Waiters(native)
 
     def acquire(self, ref: str, *, wait: bool = False, timeout: Optional[float] = None,
                 device: Any = None) -> Handle:
@@ -93,7 +99,8 @@ class Client:
             that if there is one.
 
         Raises NotFound (with near names), FailedPrecondition (not READY), DeadlineExceeded,
-        PermissionDenied, ResourceExhausted, DataLoss, Unimplemented, Unavailable.
+        PermissionDenied, ResourceExhausted, DataLoss, Unimplemented, Unavailable. In the main thread
+        also what a signal handler raises meanwhile (KeyboardInterrupt).
         """
         return Handle(self._native.acquire(ref, wait, _milliseconds(timeout), _device(device)))
 
@@ -102,18 +109,25 @@ class Client:
         """As acquire, for 1 to 32 references that are resolved from one snapshot of the labels:
         all of them, or an error."""
         return [Handle(native) for native in self._native.acquire_set(
-            list(refs), wait, _milliseconds(timeout), _device(device))]
+            _refs(refs), wait, _milliseconds(timeout), _device(device))]
 
     def follow(self, ref: str, *, wait: bool = False, timeout: Optional[float] = None,
-               device: Any = None) -> Live:
+               device: Any = None, same_addresses: bool = False) -> Live:
         """Acquires `ref` and goes on following its label: newer versions are attached in the
-        background, and Live.adopt() hands them over when you say so. Errors as acquire."""
-        return Live(self._native.follow(ref, wait, _milliseconds(timeout), _device(device)))
+        background, and Live.adopt() hands them over when you say so.
+
+        same_addresses: on a GPU, every version is seen at the same device addresses, which
+            Live.remap() alone changes. For CUDA graphs.
+
+        Errors as acquire; Unimplemented where the GPU's mode cannot keep addresses.
+        """
+        return Live(self._native.follow(ref, wait, _milliseconds(timeout), _device(device),
+                                        same_addresses))
 
     def follow_set(self, refs: Sequence[str], *, wait: bool = False,
                    timeout: Optional[float] = None, device: Any = None) -> LiveSet:
         """Several models that must change together: acquired from one snapshot, adopted at once."""
-        return LiveSet(self._native.follow_set(list(refs), wait, _milliseconds(timeout),
+        return LiveSet(self._native.follow_set(_refs(refs), wait, _milliseconds(timeout),
                                                _device(device)))
 
     def resolve(self, ref: str) -> Resolved:
@@ -142,13 +156,17 @@ class Client:
 
     async def changed(self) -> None:
         """Waits, in asyncio, until something changed, and clears it; see fileno(). It may return
-        with no change. For tasks of one event loop."""
+        with no change. Tasks of several event loops may wait.
+
+        Raises FailedPrecondition when the client is closed, also meanwhile; as fileno().
+        """
         await self._waiters.wait()
 
     def close(self) -> None:
         """Ends the session and all its leases. Views stay good; what needs the daemon raises
-        FailedPrecondition from now on."""
+        FailedPrecondition from now on, and so do calls of other threads and tasks that wait."""
         self._native.close()
+        self._waiters.wake_all()
 
     def __enter__(self) -> "Client":
         return self

@@ -1,8 +1,9 @@
 """One exception class for each status of the C API (google.rpc.Code), with the library's own text.
 
 Where Python has a class for the same thing it is a base too: `except KeyError` catches NotFound,
-`except TimeoutError` DeadlineExceeded, and so on.
+`except TimeoutError` DeadlineExceeded, and so on. Those that are an OSError have an errno.
 """
+import errno
 from typing import Dict, Type
 
 
@@ -36,6 +37,10 @@ class DeadlineExceeded(Error, TimeoutError):
 
     status = "DEADLINE_EXCEEDED"
 
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.errno, self.strerror = errno.ETIMEDOUT, message
+
 
 class NotFound(Error, KeyError):
     """No such model, version, tensor or file. The text has near names."""
@@ -51,6 +56,10 @@ class PermissionDenied(Error, PermissionError):
     """You may not connect, or not read this model."""
 
     status = "PERMISSION_DENIED"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.errno, self.strerror = errno.EACCES, message
 
 
 class ResourceExhausted(Error):
@@ -87,6 +96,10 @@ class Unavailable(Error, ConnectionError):
     """No daemon until the deadline. The text names the sockets tried."""
 
     status = "UNAVAILABLE"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message)
+        self.errno, self.strerror = errno.ECONNREFUSED, message
 
 
 class DataLoss(Error):

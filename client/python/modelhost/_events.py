@@ -1,40 +1,104 @@
 """The event descriptor of a client, for asyncio."""
-from typing import TYPE_CHECKING, List, Protocol
+import os
+import threading
+from typing import TYPE_CHECKING, Dict, List, Protocol
+
+from ._errors import FailedPrecondition, ResourceExhausted
 
 if TYPE_CHECKING:
     import asyncio
 
+    _Future = asyncio.Future[None]
+
 
 class EventSource(Protocol):
-    def fileno(self) -> int: ...
+    @property
+    def closed(self) -> bool: ...
+
+    def event_fd(self) -> int: ...
 
     def clear_events(self) -> None: ...
 
 
+class _Loop:
+    """The tasks of one event loop that wait. Its descriptor is a copy of its own: the loop may have a
+    reader of the program's for the client's."""
+
+    def __init__(self, fd: int) -> None:
+        try:
+            self.fd = os.dup(fd)
+        except OSError as error:
+            raise ResourceExhausted(f"changed: copy the event descriptor: {error} "
+                                    "(raise RLIMIT_NOFILE)") from None
+        self.futures: "List[_Future]" = []
+
+
 class Waiters:
-    """Tasks of one event loop that wait for the same descriptor: an event wakes all of them."""
+    """Tasks of any event loops that wait for one client: an event, or its end, wakes all of them."""
 
     def __init__(self, source: EventSource) -> None:
         self._source = source
-        self._futures: "List[asyncio.Future[None]]" = []
+        self._lock = threading.Lock()  # Held for short work, never while calling anything else.
+        self._loops: "Dict[asyncio.AbstractEventLoop, _Loop]" = {}
 
     async def wait(self) -> None:
         import asyncio
         loop = asyncio.get_running_loop()
-        fd = self._source.fileno()
-        future: "asyncio.Future[None]" = loop.create_future()
-        if not self._futures:
-            loop.add_reader(fd, self._wake)
-        self._futures.append(future)
+        self._drop_dead_loops()
+        fd = self._source.event_fd()
+        future: "_Future" = loop.create_future()
+        waiting = self._loops.get(loop)  # Only this thread changes it.
+        if waiting is None:
+            waiting = _Loop(fd)
+            loop.add_reader(waiting.fd, self._wake)
+            with self._lock:
+                self._loops[loop] = waiting
+        waiting.futures.append(future)
         try:
+            if self._source.closed:  # Since event_fd().
+                self._finish(loop)
             await future
         finally:
-            self._futures.remove(future)
-            if not self._futures:
-                loop.remove_reader(fd)
+            waiting.futures.remove(future)
+            if not waiting.futures and self._loops.get(loop) is waiting:
+                self._forget(loop, waiting)
+
+    def wake_all(self) -> None:
+        """From any thread."""
+        with self._lock:
+            loops = list(self._loops)
+        for loop in loops:
+            try:
+                loop.call_soon_threadsafe(self._finish, loop)
+            except RuntimeError:
+                pass  # It has been closed.
 
     def _wake(self) -> None:
         self._source.clear_events()
-        for future in self._futures:
-            if not future.done():
+        self.wake_all()  # The other loops may not see the descriptor in time.
+
+    def _finish(self, loop: "asyncio.AbstractEventLoop") -> None:
+        waiting = self._loops.get(loop)
+        for future in () if waiting is None else tuple(waiting.futures):
+            if future.done():
+                continue
+            if self._source.closed:
+                future.set_exception(FailedPrecondition(
+                    "changed: the client was closed (modelhost.connect() makes a new one)"))
+            else:
                 future.set_result(None)
+
+    def _forget(self, loop: "asyncio.AbstractEventLoop", waiting: _Loop) -> None:
+        with self._lock:
+            if self._loops.pop(loop, None) is None:
+                return
+        if not loop.is_closed():
+            loop.remove_reader(waiting.fd)
+        os.close(waiting.fd)
+
+    def _drop_dead_loops(self) -> None:
+        """Of loops that were closed while tasks waited: those tasks never end."""
+        with self._lock:
+            dead = [(loop, waiting) for loop, waiting in self._loops.items() if loop.is_closed()]
+        for loop, waiting in dead:
+            self._forget(loop, waiting)

@@ -1,7 +1,7 @@
 """A version of a model, as a mapping from names to tensors."""
 from types import TracebackType
 from typing import (TYPE_CHECKING, Any, Dict, ItemsView, Iterator, Mapping, Optional, Tuple, Type,
-                    ValuesView)
+                    TypeVar, Union, ValuesView, overload)
 
 from . import _native
 from ._native import File, Tensor
@@ -10,10 +10,19 @@ if TYPE_CHECKING:
     import torch
 
 
+_T = TypeVar("_T")
+
+
 class _Items(ItemsView[str, Tensor]):
     def __init__(self, handle: "Handle") -> None:
         super().__init__(handle)
         self._native = handle._native
+
+    def __contains__(self, item: object) -> bool:
+        if not isinstance(item, tuple) or len(item) != 2 or not isinstance(item[0], str):
+            return False
+        name, tensor = item
+        return self._native.has(name) and self._native.tensor(name) == tensor
 
     def __iter__(self) -> Iterator[Tuple[str, Tensor]]:
         return iter(self._native.items(None))
@@ -52,6 +61,16 @@ class Handle(Mapping[str, Tensor]):
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and self._native.has(name)
 
+    @overload
+    def get(self, name: str) -> Optional[Tensor]: ...
+
+    @overload
+    def get(self, name: str, default: Union[Tensor, _T]) -> Union[Tensor, _T]: ...
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The tensor of this name, or `default` where `name in handle` is false."""
+        return self._native.tensor(name) if name in self else default
+
     def __len__(self) -> int:
         return self._native.count()
 
@@ -64,19 +83,21 @@ class Handle(Mapping[str, Tensor]):
     def values(self) -> ValuesView[Tensor]:
         return _Values(self)
 
-    def torch(self, component: Optional[str] = None, *,
-              copy: bool = False) -> "Dict[str, torch.Tensor]":
+    def torch(self, component: Optional[str] = None, *, copy: bool = False,
+              strict: bool = True) -> "Dict[str, torch.Tensor]":
         """A state_dict: all tensors of a component as torch tensors on the shared memory.
 
         component: which; needed where the version has several.
         copy: with private, writable copies. Without, a write ends the process (SIGSEGV): torch has
             no read-only tensors.
+        strict: False leaves out what torch cannot have: types that this torch lacks, and tensors that
+            cannot be mapped.
 
         Raises InvalidArgument, NotFound, TypeError for a type that this torch does not have,
         FailedPrecondition for a tensor that cannot be mapped.
         """
         from .torch import state_dict
-        return state_dict(self, component, copy=copy)
+        return state_dict(self, component, copy=copy, strict=strict)
 
     # --- files, metadata, components
 

@@ -27,6 +27,20 @@ class Live:
             self._current = Handle(newer)
         return self._current
 
+    def remap(self) -> Handle:
+        """Of follow(..., same_addresses=True): the newest version that is attached takes the place of
+        the old one on the GPU, at the same device addresses, so that a captured CUDA graph goes on
+        with new weights. Call it when no kernel that reads them is under way or can start. adopt()
+        changes nothing there. Host addresses are new; an older handle has no device memory any more.
+
+        Raises FailedPrecondition (another layout, which the text names: the old version stays; not
+        such a live model; closed), ResourceExhausted and DataLoss (the driver does not map it).
+        """
+        newer = self._native.remap(self._current._native)
+        if newer is not None:
+            self._current = Handle(newer)
+        return self._current
+
     @property
     def current(self) -> Handle:
         """The version adopted last; adopts nothing."""

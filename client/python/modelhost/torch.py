@@ -4,11 +4,12 @@ torch has no read-only tensors, and the memory is: a write into such a tensor (i
 an optimiser, requires_grad training) ends the process with SIGSEGV. Ask for copy=True where you
 write. Reading, moving to a device, and whatever makes a new tensor is fine.
 """
+import contextlib
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import torch
 
-from ._errors import InvalidArgument, NotFound
+from ._errors import FailedPrecondition, InvalidArgument, NotFound
 from ._native import Tensor
 
 if TYPE_CHECKING:
@@ -44,11 +45,16 @@ def dtype_of(name: str) -> torch.dtype:
             ".numpy(raw=True) the bits)") from None
 
 
-def _refuse(name: str, dtype: str) -> None:
+def _cannot(handle: "Handle", component: Optional[str], name: str, dtype: str) -> Exception:
+    """Why there is no torch tensor for one of `dtype`, or that cannot be mapped."""
     try:
         dtype_of(dtype)
-    except TypeError as error:
-        raise TypeError(f"tensor {name!r}: {error}") from None
+        key = name if component is None else f"{component}/{name}"
+        handle._native.tensor(key).data_ptr  # Raises.
+    except (TypeError, FailedPrecondition) as error:
+        text = str(error)
+        return TypeError(f"tensor {name!r}: {text}") if isinstance(error, TypeError) else error
+    return TypeError(f"tensor {name!r}: DLPack has no {dtype} (.view_bytes() has the bytes)")
 
 
 def _made(capsule: Any, dtype: str) -> torch.Tensor:
@@ -61,7 +67,10 @@ def tensor(view: Tensor, copy: bool = False) -> torch.Tensor:
     """One tensor (the same as view.torch(copy=...)). Raises TypeError for a type that this torch
     does not have, FailedPrecondition for what cannot be mapped."""
     if view.dtype not in _DTYPES:
-        _refuse(view.name, view.dtype)
+        try:
+            dtype_of(view.dtype)
+        except TypeError as error:
+            raise TypeError(f"tensor {view.name!r}: {error}") from None
     made = _made(view._torch_capsule(), view.dtype)
     return made.clone() if copy else made
 
@@ -79,14 +88,27 @@ def _component(handle: "Handle", component: Optional[str]) -> Optional[str]:
     return component
 
 
-def state_dict(handle: "Handle", component: Optional[str] = None, *,
-               copy: bool = False) -> Dict[str, torch.Tensor]:
-    """All tensors of a component, by bare name. See Handle.torch()."""
+def _all(handle: "Handle", component: Optional[str]
+         ) -> Tuple[Dict[str, torch.Tensor], Dict[str, Exception]]:
+    """The tensors of a component, and why others of it are not there."""
+    component = _component(handle, component)
     made: Dict[str, torch.Tensor] = {}
-    for name, dtype, capsule in handle._native.torch_capsules(_component(handle, component)):
-        if dtype not in _DTYPES:
-            _refuse(name, dtype)
-        made[name] = _from_dlpack(capsule) if dtype not in _AS_BYTES else _made(capsule, dtype)
+    refused: Dict[str, Exception] = {}
+    for name, dtype, capsule in handle._native.torch_capsules(component):
+        if capsule is None or dtype not in _DTYPES:
+            refused[name] = _cannot(handle, component, name, dtype)
+        else:
+            made[name] = _from_dlpack(capsule) if dtype not in _AS_BYTES else _made(capsule, dtype)
+    return made, refused
+
+
+def state_dict(handle: "Handle", component: Optional[str] = None, *, copy: bool = False,
+               strict: bool = True) -> Dict[str, torch.Tensor]:
+    """All tensors of a component, by bare name. See Handle.torch()."""
+    made, refused = _all(handle, component)
+    if strict:
+        for error in refused.values():
+            raise error
     if copy:
         return {name: value.clone() for name, value in made.items()}
     return made
@@ -99,13 +121,14 @@ class LoadResult(NamedTuple):
     """What load_into(strict=False) left out."""
 
     missing_keys: List[str]
-    """Of the module, not in the model: left as they were."""
+    """Of the module, not in the model: left as they were. Also non-persistent buffers that are still
+    on device "meta": fill them before you run the module."""
     unexpected_keys: List[str]
     """Of the model, not in the module."""
 
 
 class _Slot(NamedTuple):
-    """A place in a module that holds a parameter or buffer."""
+    """A place in a module that holds a parameter or persistent buffer."""
 
     owner: torch.nn.Module
     name: str
@@ -156,13 +179,77 @@ def _check_tied(slots: List[_Slot], found: Dict[str, torch.Tensor]) -> Tuple[Lis
     return wrong, keys
 
 
-def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[str] = None,
-              strict: bool = True, copy: bool = False, requires_grad: bool = False) -> LoadResult:
-    """Makes the parameters and persistent buffers of `module` views of the model's tensors.
+def _unfilled(module: torch.nn.Module) -> List[str]:
+    """Non-persistent buffers on device meta: a model does not have them, and nothing else fills
+    them."""
+    names = []
+    for path, owner in module.named_modules():
+        for name in owner._non_persistent_buffers_set:
+            buffer = owner._buffers.get(name)
+            if buffer is not None and buffer.is_meta:
+                names.append(f"{path}.{name}" if path else name)
+    return names
 
-    As load_state_dict(..., assign=True): the module gets new Parameter objects, so make optimisers
-    afterwards; nothing is copied. A module that was built on device "meta" needs no memory at all.
+
+class _Assignment(NamedTuple):
+    slot: _Slot
+    value: torch.Tensor
+
+
+def _put(slot: _Slot, value: torch.Tensor) -> None:
+    if slot.is_parameter:
+        setattr(slot.owner, slot.name, value)  # Recurrent modules keep lists of their own.
+    else:
+        slot.owner._buffers[slot.name] = value  # setattr would make a Parameter one of both kinds.
+
+
+def _assign(assignments: List[_Assignment]) -> None:
+    """All of them, or none and what went wrong."""
+    done = 0
+    try:
+        for slot, value in assignments:
+            done += 1  # One that fails may have been half done.
+            _put(slot, value)
+    except BaseException:
+        for slot, _ in reversed(assignments[:done]):
+            if slot.is_parameter and isinstance(slot.value, torch.nn.Parameter):
+                slot.owner._parameters[slot.name] = slot.value
+            with contextlib.suppress(Exception):  # As above, what failed once may fail again.
+                _put(slot, slot.value)
+        raise
+
+
+def _values(slots: List[_Slot], found: torch.Tensor, copy: bool, share_buffers: bool,
+            requires_grad: bool) -> Iterator[_Assignment]:
+    """For the places of one tensor of the module."""
+    parameter: Optional[torch.nn.Parameter] = None
+    buffer: Optional[torch.Tensor] = None
+    if any(slot.is_parameter for slot in slots):
+        old = slots[0].value
+        parameter = torch.nn.Parameter(found.clone() if copy else found,
+                                       requires_grad=requires_grad and old.requires_grad)
+        parameter.__dict__.update(old.__dict__)
+    else:
+        buffer = found.clone() if copy or not share_buffers else found
+    for slot in slots:
+        value = buffer if parameter is None else parameter
+        assert value is not None
+        yield _Assignment(slot, value)
+
+
+def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[str] = None,
+              strict: bool = True, copy: bool = False, share_buffers: bool = False,
+              requires_grad: bool = False) -> LoadResult:
+    """Makes the parameters of `module` views of the model's tensors, and gives it copies of the
+    model's for its persistent buffers, which modules write to while they run (BatchNorm).
+
+    As load_state_dict(..., assign=True): the module gets new Parameter objects (with the attributes of
+    the old ones, but no subclass of Parameter), so make optimisers afterwards. Hooks that
+    load_state_dict would call are not called, and extra state (get_extra_state) is not looked at.
     Either everything is replaced or, on an error, nothing.
+
+    A module that was built on device "meta" needs no memory for its parameters. Its non-persistent
+    buffers are in no model: fill them before (rotary tables, for example).
 
     Tied weights (one parameter in several places) stay tied: one name in the model is enough; where
     the model has several, their bytes must be equal.
@@ -170,14 +257,17 @@ def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[
     component: which weight set; needed where the version has several.
     strict: missing and unexpected names are errors; otherwise they are returned.
     copy, requires_grad: private, writable copies, as training needs; requires_grad needs copy.
+    share_buffers: makes buffers views too, for large ones that the module only reads. A write ends the
+        process (SIGSEGV).
 
     Raises InvalidArgument that lists every misfit by name: shapes, dtypes (convert the module first,
-    module.to(torch.bfloat16)), missing and unexpected names. Else as Handle.torch().
+    module.to(torch.bfloat16)), types that this torch lacks, missing and unexpected names. Else as
+    Handle.torch().
     """
     if requires_grad and not copy:
         raise InvalidArgument("load_into: requires_grad without copy: a training step would write into "
                               "read-only memory (copy=True)")
-    found = state_dict(handle, component)
+    found, refused = _all(handle, component)
     groups: Dict[int, List[_Slot]] = {}
     for slot in _slots(module, ""):
         groups.setdefault(id(slot.value), []).append(slot)
@@ -187,24 +277,27 @@ def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[
     chosen: List[Tuple[List[_Slot], str]] = []
     for slots in groups.values():
         bad, keys = _check_tied(slots, found)
+        bad += [f"{slot.key}: {refused[slot.key]}" for slot in slots if slot.key in refused]
         wrong += bad
-        if not keys:
-            missing += [slot.key for slot in slots]
-        elif not bad:
+        if bad:
+            continue
+        if keys:
             chosen.append((slots, keys[0]))
-    unexpected = [name for name in found if name not in wanted]
+        else:
+            missing += [slot.key for slot in slots]
+    unexpected = [name for name in (*found, *refused) if name not in wanted]
+    unfilled = _unfilled(module)
     if strict:
         wrong += [f"{key}: not in the model" for key in missing]
         wrong += [f"{name}: not in the module" for name in unexpected]
+        wrong += [f"{name}: a non-persistent buffer on device meta, which no model has (fill it before)"
+                  for name in unfilled]
     if wrong:
         shown = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
         raise InvalidArgument(f"{handle.model}@{handle.version} does not fit "
                               f"{type(module).__name__}: {shown}")
-    for slots, key in chosen:
-        value = found[key].clone() if copy else found[key]
-        if slots[0].is_parameter:
-            value = torch.nn.Parameter(value, requires_grad=requires_grad and
-                                       slots[0].value.requires_grad)
-        for slot in slots:
-            setattr(slot.owner, slot.name, value)
-    return LoadResult(missing, unexpected)
+    # All that can fail for want of memory comes before the first change.
+    assignments = [each for slots, key in chosen
+                   for each in _values(slots, found[key], copy, share_buffers, requires_grad)]
+    _assign(assignments)
+    return LoadResult(missing + unfilled, unexpected)

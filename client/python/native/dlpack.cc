@@ -7,6 +7,7 @@
 
 #include "client/python/native/device.h"
 #include "client/python/native/errors.h"
+#include "client/python/native/gil.h"
 
 namespace modelhost::python {
 namespace {
@@ -81,9 +82,14 @@ struct Place {
 
 Place PlaceOf(const Tensor& tensor, const DlpackRequest& request) {
   const std::pair<int, int> has = DlpackDevice(tensor);
-  const std::pair<int, int> want =
-      request.copy ? std::pair<int, int>(kDLCPU, 0) : request.device.value_or(has);
+  const std::pair<int, int> want = request.device.value_or(has);
   if (want == std::pair<int, int>(kDLCPU, 0)) return {tensor.HostData(), {kDLCPU, 0}};
+  if (request.copy) {
+    RaisePython(PyExc_BufferError,
+                tensor.Describe() +
+                    ": copies are made on the host alone (dl_device=(1, 0), or no "
+                    "copy=True)");
+  }
   if (want != has) {
     RaisePython(PyExc_BufferError, tensor.Describe() + ": not on device (" +
                                        std::to_string(want.first) + ", " +
@@ -107,7 +113,7 @@ std::unique_ptr<Exported<Managed>> Export(Tensor& tensor, const DlpackRequest& r
     data = exported->copy.get();
     mh_status status = MH_OK;
     if (view.nbytes != 0) {
-      const py::gil_scoped_release release;
+      const WithoutGil waiting;
       status = mh_copy(data, place.data, view.nbytes);
     }
     if (status != MH_OK) Raise(status, tensor.Describe() + ": its pages cannot be read");
@@ -123,7 +129,7 @@ std::unique_ptr<Exported<Managed>> Export(Tensor& tensor, const DlpackRequest& r
 }  // namespace
 
 std::pair<int, int> DlpackDevice(const Tensor& tensor) {
-  if (tensor.DeviceData() == nullptr) return {kDLCPU, 0};
+  if (!tensor.OnDevice()) return {kDLCPU, 0};
   const char* gpu = mh_handle_gpu(tensor.held()->get());
   const std::optional<int> ordinal = OrdinalOf(gpu);
   if (!ordinal.has_value()) {

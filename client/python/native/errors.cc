@@ -1,22 +1,25 @@
 #include "client/python/native/errors.h"
 
+#include "client/python/native/gil.h"
+#include "client/python/native/tensor.h"
+
 namespace modelhost::python {
 
 namespace py = pybind11;
 
+py::object ErrorOf(mh_status status, const std::string& text) {
+  return CallPython(py::module_::import("modelhost._errors").attr("error_of"),
+                    py::make_tuple(static_cast<int>(status), Text(text)));
+}
+
 void Raise(mh_status status, const std::string& text) {
-  // Texts may name files, whose names are any bytes.
-  py::object message = py::reinterpret_steal<py::object>(
-      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace"));
-  if (!message) throw py::error_already_set();
-  const py::object error =
-      py::module_::import("modelhost._errors").attr("error_of")(static_cast<int>(status), message);
+  const py::object error = ErrorOf(status, text);
   PyErr_SetObject(py::type::handle_of(error).ptr(), error.ptr());
   throw py::error_already_set();
 }
 
 void RaisePython(PyObject* type, const std::string& text) {
-  PyErr_SetString(type, text.c_str());
+  PyErr_SetObject(type, Text(text).ptr());
   throw py::error_already_set();
 }
 

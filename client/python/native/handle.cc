@@ -24,14 +24,27 @@ mh_tensor_view TensorAt(const mh_handle* handle, size_t number) {
   return view;
 }
 
+// As UTF-8. Lone surrogates, which UTF-8 lacks, become bytes that are in no name of an index.
+std::string Utf8(const py::str& text) {
+  Py_ssize_t length = 0;
+  if (const char* utf8 = PyUnicode_AsUTF8AndSize(text.ptr(), &length); utf8 != nullptr) {
+    return {utf8, static_cast<size_t>(length)};
+  }
+  PyErr_Clear();
+  PyObject* bytes = PyUnicode_AsEncodedString(text.ptr(), "utf-8", "surrogatepass");
+  if (bytes == nullptr) throw py::error_already_set();
+  return py::reinterpret_steal<py::bytes>(bytes);
+}
+
 // The C API's texts end at a NUL: one within a text would name something else.
-void CheckText(const Handle& self, const char* what, const std::string& text) {
+void CheckName(const Handle& self, const char* what, const std::string& text) {
   if (text.find('\0') == std::string::npos) return;
   Raise(MH_NOT_FOUND, self.name() + ": " + what + ": a name with a NUL character is none");
 }
 
-Tensor FindTensor(const Handle& self, const std::string& name) {
-  CheckText(self, "tensor", name);
+Tensor FindTensor(const Handle& self, const py::str& key) {
+  const std::string name = Utf8(key);
+  CheckName(self, "tensor", name);
   mh_error error = {};
   mh_tensor_view view = MH_TENSOR_VIEW_INIT;
   view.error = &error;
@@ -39,11 +52,12 @@ Tensor FindTensor(const Handle& self, const std::string& name) {
   return Tensor(self.held(), view);
 }
 
-bool HasTensor(const Handle& self, const std::string& name) {
+bool HasTensor(const Handle& self, const py::str& key) {
+  const std::string name = Utf8(key);
   if (name.find('\0') != std::string::npos) return false;
   mh_tensor_view view = MH_TENSOR_VIEW_INIT;
   const mh_status status = mh_tensor(self.get(), name.c_str(), &view);
-  if (status == MH_DATA_LOSS) static_cast<void>(FindTensor(self, name));  // Raises.
+  if (status == MH_DATA_LOSS) static_cast<void>(FindTensor(self, key));  // Raises.
   return status == MH_OK;
 }
 
@@ -94,14 +108,15 @@ py::list Items(const Handle& self, const std::optional<std::string>& component) 
   return items;
 }
 
-// (name, dtype, capsule) for each tensor of `component`; no capsule for types that DLPack lacks.
+// (name, dtype, capsule) for each tensor of `component`; no capsule for types that DLPack lacks and
+// for what cannot be mapped.
 py::list TorchCapsules(const Handle& self, const std::optional<std::string>& component) {
   const HeldPtr held = self.held();
   py::list capsules;
   ForEachTensor(held, component, [&](py::str key, const mh_tensor_view& view) {
     Tensor tensor(held, view);
     py::object capsule = py::none();
-    if (tensor.type() != nullptr) {
+    if (tensor.type() != nullptr && tensor.mappable()) {
       capsule = Dlpack(tensor, {std::nullopt, std::nullopt, false, true});
     }
     capsules.append(py::make_tuple(std::move(key), Text(view.dtype), capsule));
@@ -109,18 +124,15 @@ py::list TorchCapsules(const Handle& self, const std::optional<std::string>& com
   return capsules;
 }
 
-File FindFile(const Handle& self, const std::string& path) {
-  CheckText(self, "file", path);
+File FindFile(const Handle& self, const py::str& name) {
+  const std::string path = Utf8(name);
+  CheckName(self, "file", path);
   const HeldPtr held = self.held();
-  mh_error error = {};
   mh_file_view view = MH_FILE_VIEW_INIT;
-  view.error = &error;
-  mh_status status = MH_OK;
-  {
-    const py::gil_scoped_release release;
-    status = mh_file(held->get(), path.c_str(), &view);
-  }
-  if (status != MH_OK) Raise(error);
+  Wait([&](mh_error* error) {
+    view.error = error;
+    return mh_file(held->get(), path.c_str(), &view);
+  });
   return File(held, view);
 }
 
@@ -177,15 +189,8 @@ const HeldPtr& Handle::held() const {
   return held_;
 }
 
-void Handle::Close() {
-  HeldPtr last = std::move(held_);
-  held_ = nullptr;
-  const py::gil_scoped_release release;
-  last.reset();
-}
-
 void BindHandle(py::module_& module) {
-  py::class_<Handle>(module, "Handle")
+  py::class_<Handle>(module, "Handle", NotConstructible())
       .def("close", &Handle::Close)
       .def_property_readonly("closed", &Handle::closed)
       .def_property_readonly("name", [](const Handle& self) { return Text(self.name()); })

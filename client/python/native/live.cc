@@ -5,6 +5,7 @@
 
 #include "client/python/native/errors.h"
 #include "client/python/native/handle.h"
+#include "client/python/native/tensor.h"
 
 namespace modelhost::python {
 namespace {
@@ -16,17 +17,48 @@ template <typename Following>
 py::object LastFailure(const Following& self) {
   mh_error error = {};
   if (self.Status(&error) == MH_OK) return py::none();
-  return py::module_::import("modelhost._errors")
-      .attr("error_of")(static_cast<int>(error.status), std::string(error.message));
+  return ErrorOf(error.status, error.message);
 }
+
+class FlagWhile {
+ public:
+  explicit FlagWhile(bool& flag) : flag_(flag) { flag_ = true; }
+  FlagWhile(const FlagWhile&) = delete;
+  FlagWhile& operator=(const FlagWhile&) = delete;
+  ~FlagWhile() { flag_ = false; }
+
+ private:
+  bool& flag_;
+};
 
 constexpr char kClosed[] = "the live model is closed (follow it again)";
 
 }  // namespace
 
-HeldPtr Live::Adopt() {
+void Live::CheckUsable() const {
   if (live_ == nullptr) Raise(MH_FAILED_PRECONDITION, kClosed);
-  const mh_handle* newest = mh_live_adopt(live_);
+  if (remapping_) {
+    Raise(MH_FAILED_PRECONDITION,
+          "the live model is being remapped by another thread (it is for one at a time)");
+  }
+}
+
+HeldPtr Live::Adopt() {
+  CheckUsable();
+  return Keep(mh_live_adopt(live_));
+}
+
+HeldPtr Live::Remap() {
+  CheckUsable();
+  const mh_handle* newest = nullptr;
+  {
+    const FlagWhile remapping(remapping_);
+    Wait([&](mh_error* error) { return mh_live_remap(live_, &newest, error); });
+  }
+  return Keep(newest);
+}
+
+HeldPtr Live::Keep(const mh_handle* newest) {
   if (current_ == nullptr || current_->get() != newest) {
     current_ = std::make_shared<Held>(mh_retain(newest), session_);
   }
@@ -34,11 +66,12 @@ HeldPtr Live::Adopt() {
 }
 
 mh_status Live::Status(mh_error* error) const {
-  if (live_ == nullptr) Raise(MH_FAILED_PRECONDITION, kClosed);
+  CheckUsable();
   return mh_live_status(live_, error);
 }
 
 void Live::Close() {
+  if (remapping_) CheckUsable();
   mh_live_release(std::exchange(live_, nullptr));
   current_.reset();
   session_.reset();
@@ -68,7 +101,7 @@ void LiveSet::Close() {
 }
 
 void BindLive(py::module_& module) {
-  py::class_<Live>(module, "Live")
+  py::class_<Live>(module, "Live", NotConstructible())
       // A handle of the newest version, or None when it is the version of `known`.
       .def("adopt",
            [](Live& self, const Handle* known) -> py::object {
@@ -76,10 +109,16 @@ void BindLive(py::module_& module) {
              if (known != nullptr && known->SameVersionAs(newest->get())) return py::none();
              return py::cast(Handle(newest));
            })
+      .def("remap",
+           [](Live& self, const Handle* known) -> py::object {
+             const HeldPtr newest = self.Remap();
+             if (known != nullptr && known->SameVersionAs(newest->get())) return py::none();
+             return py::cast(Handle(newest));
+           })
       .def_property_readonly("error", &LastFailure<Live>)
       .def_property_readonly("closed", &Live::closed)
       .def("close", &Live::Close);
-  py::class_<LiveSet>(module, "LiveSet")
+  py::class_<LiveSet>(module, "LiveSet", NotConstructible())
       // The same for each member; `known` has one for each of them, or is empty.
       .def("adopt",
            [](LiveSet& self, const py::list& known) {

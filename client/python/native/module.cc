@@ -17,32 +17,41 @@ namespace py = pybind11;
 
 using SessionPtr = std::shared_ptr<Session>;
 
-// Runs `call(mh_error*)` without the GIL; raises what it returns.
-template <typename Call>
-void Wait(Call call) {
-  mh_error error = {};
-  mh_status status = MH_OK;
-  {
-    const py::gil_scoped_release release;
-    status = call(&error);
-  }
-  if (status != MH_OK) Raise(error);
+// Asked by the library while a call waits, without the GIL: Ctrl-C need not wait for the deadline.
+int Interrupted(void* context) {
+  // Others run no handlers, and may find that there is no GIL to be had any more.
+  if (PyThread_get_thread_ident() != static_cast<const MainThread*>(context)->ident) return 0;
+  const PyGILState_STATE state = PyGILState_Ensure();
+  const int raised = PyErr_CheckSignals();  // The exception stays with the thread: Wait raises it.
+  PyGILState_Release(state);
+  return raised;
 }
 
-Request MakeRequest(const std::vector<std::string>& refs, bool wait, uint64_t deadline_ms,
-                    std::string device) {
-  for (const std::string& ref : refs) {
-    if (ref.find('\0') != std::string::npos) {
-      Raise(MH_INVALID_ARGUMENT, "acquire: a reference with a NUL character is none");
-    }
-  }
+void CheckOpen(const SessionPtr& self) {
+  if (!self->closed()) return;
+  Raise(MH_FAILED_PRECONDITION, "the client is closed (modelhost.connect() makes a new one)");
+}
+
+void CheckText(const char* what, const std::string& text) {
+  if (text.find('\0') == std::string::npos) return;
+  Raise(MH_INVALID_ARGUMENT, std::string(what) + " with a NUL character is none");
+}
+
+Request MakeRequest(const SessionPtr& self, const std::vector<std::string>& refs, bool wait,
+                    uint64_t deadline_ms, std::string device) {
+  CheckOpen(self);
+  for (const std::string& ref : refs) CheckText("acquire: a reference", ref);
+  CheckText("acquire: a device", device);
   return {wait, deadline_ms, std::move(device)};
 }
 
 SessionPtr Connect(const std::optional<std::string>& runtime_dir, uint64_t deadline_ms) {
+  if (runtime_dir.has_value()) CheckText("connect: a directory", *runtime_dir);
+  const py::object main_thread = py::module_::import("threading").attr("main_thread")();
+  const MainThread thread{main_thread.attr("ident").cast<unsigned long>()};
   SessionPtr session;
   Wait([&](mh_error* error) {
-    session = Session::Connect(runtime_dir, deadline_ms, error);
+    session = Session::Connect(runtime_dir, deadline_ms, &Interrupted, thread, error);
     return session == nullptr ? error->status : MH_OK;
   });
   return session;
@@ -50,7 +59,7 @@ SessionPtr Connect(const std::optional<std::string>& runtime_dir, uint64_t deadl
 
 Handle AcquireOne(const SessionPtr& self, const std::string& ref, bool wait, uint64_t deadline_ms,
                   std::string device) {
-  const Request request = MakeRequest({ref}, wait, deadline_ms, std::move(device));
+  const Request request = MakeRequest(self, {ref}, wait, deadline_ms, std::move(device));
   HeldPtr held;
   Wait([&](mh_error* error) { return self->Acquire(ref, request, &held, error); });
   return Handle(std::move(held));
@@ -58,7 +67,7 @@ Handle AcquireOne(const SessionPtr& self, const std::string& ref, bool wait, uin
 
 std::vector<Handle> AcquireSeveral(const SessionPtr& self, const std::vector<std::string>& refs,
                                    bool wait, uint64_t deadline_ms, std::string device) {
-  const Request request = MakeRequest(refs, wait, deadline_ms, std::move(device));
+  const Request request = MakeRequest(self, refs, wait, deadline_ms, std::move(device));
   std::vector<HeldPtr> held;
   Wait([&](mh_error* error) { return self->AcquireSet(refs, request, &held, error); });
   std::vector<Handle> handles;
@@ -67,41 +76,37 @@ std::vector<Handle> AcquireSeveral(const SessionPtr& self, const std::vector<std
 }
 
 std::unique_ptr<Live> FollowOne(const SessionPtr& self, const std::string& ref, bool wait,
-                                uint64_t deadline_ms, std::string device) {
-  const Request request = MakeRequest({ref}, wait, deadline_ms, std::move(device));
-  mh_live* live = nullptr;
-  Wait([&](mh_error* error) { return self->Follow(ref, request, &live, error); });
-  return std::make_unique<Live>(live, self);
+                                uint64_t deadline_ms, std::string device, bool same_addresses) {
+  Request request = MakeRequest(self, {ref}, wait, deadline_ms, std::move(device));
+  request.same_addresses = same_addresses;
+  std::unique_ptr<Live> made = std::make_unique<Live>(nullptr, self);
+  Wait([&](mh_error* error) { return self->Follow(ref, request, made->place(), error); });
+  return made;
 }
 
 std::unique_ptr<LiveSet> FollowSeveral(const SessionPtr& self, const std::vector<std::string>& refs,
                                        bool wait, uint64_t deadline_ms, std::string device) {
-  const Request request = MakeRequest(refs, wait, deadline_ms, std::move(device));
-  mh_live_set* live = nullptr;
-  Wait([&](mh_error* error) { return self->FollowSet(refs, request, &live, error); });
-  return std::make_unique<LiveSet>(live, refs.size(), self);
+  const Request request = MakeRequest(self, refs, wait, deadline_ms, std::move(device));
+  std::unique_ptr<LiveSet> made = std::make_unique<LiveSet>(nullptr, refs.size(), self);
+  Wait([&](mh_error* error) { return self->FollowSet(refs, request, made->place(), error); });
+  return made;
 }
 
 py::tuple Resolve(const SessionPtr& self, const std::string& ref) {
+  CheckOpen(self);
+  CheckText("resolve: a reference", ref);
   uint64_t version = 0;
   uint64_t generation = 0;
   Wait([&](mh_error* error) {
-    const Session::Use client(self);
-    if (client.get() == nullptr) return ClientIsClosed(error);
-    return mh_resolve(client.get(), ref.c_str(), &version, &generation, error);
+    return mh_resolve(self->get(), ref.c_str(), &version, &generation, error);
   });
   return py::make_tuple(version, generation);
 }
 
 py::dict State(const SessionPtr& self) {
-  const Session::Use client(self);
-  mh_error error = {};
-  if (client.get() == nullptr) {
-    ClientIsClosed(&error);
-    Raise(error);
-  }
+  CheckOpen(self);
   mh_client_view view = MH_CLIENT_VIEW_INIT;
-  const mh_status status = mh_client_state(client.get(), &view);
+  const mh_status status = mh_client_state(self->get(), &view);
   if (status != MH_OK) Raise(status, "the state of the client cannot be had");
   py::dict state;
   state["socket"] = Text(view.socket);
@@ -113,14 +118,14 @@ py::dict State(const SessionPtr& self) {
 }
 
 int EventFd(const SessionPtr& self) {
+  CheckOpen(self);
   int fd = -1;
-  Wait([&](mh_error* error) {
-    const Session::Use client(self);
-    if (client.get() == nullptr) return ClientIsClosed(error);
-    fd = mh_event_fd(client.get());
+  Wait([&](mh_error* /*error*/) {
+    fd = mh_event_fd(self->get());
     return MH_OK;
   });
   if (fd < 0) {
+    CheckOpen(self);
     Raise(MH_RESOURCE_EXHAUSTED,
           "events: no descriptor or thread can be had, or this is a forked child (raise "
           "RLIMIT_NOFILE; connect again in the child)");
@@ -128,16 +133,16 @@ int EventFd(const SessionPtr& self) {
   return fd;
 }
 
-void ClearEvents(const SessionPtr& self) {
-  const Session::Use client(self);
-  mh_clear_events(client.get());
+void Close(const SessionPtr& self) {
+  const WithoutGil waiting;
+  self->Close();
 }
 
 }  // namespace
 
 void BindClient(py::module_& module) {
   module.def("connect", &Connect, py::arg("runtime_dir"), py::arg("deadline_ms"));
-  py::class_<Session, SessionPtr>(module, "Client")
+  py::class_<Session, SessionPtr>(module, "Client", NotConstructible())
       .def("acquire", &AcquireOne)
       .def("acquire_set", &AcquireSeveral)
       .def("follow", &FollowOne)
@@ -145,8 +150,10 @@ void BindClient(py::module_& module) {
       .def("resolve", &Resolve)
       .def("state", &State)
       .def("event_fd", &EventFd)
-      .def("clear_events", &ClearEvents)
-      .def("close", &Session::Close, py::call_guard<py::gil_scoped_release>());
+      // Also of a closed client, whose descriptor is readable.
+      .def("clear_events", [](const SessionPtr& self) { mh_clear_events(self->get()); })
+      .def_property_readonly("closed", [](const SessionPtr& self) { return self->closed(); })
+      .def("close", &Close);
 }
 
 }  // namespace modelhost::python

@@ -1,8 +1,5 @@
 #include "client/python/native/session.h"
 
-#include <algorithm>
-#include <cstring>
-
 namespace modelhost::python {
 namespace {
 
@@ -28,76 +25,43 @@ mh_acquire_options OptionsOf(const Request& request) {
     options.want = MH_WANT_DEVICE;
     if (request.device != "cuda") options.gpu = request.device.c_str();
   }
+  if (request.same_addresses) options.device_flags = MH_DEVICE_SAME_ADDRESSES;
   return options;
 }
 
-mh_status ClientIsClosed(mh_error* error) {
-  constexpr char kText[] = "the client is closed (modelhost.connect() makes a new one)";
-  static_assert(sizeof(kText) <= sizeof(error->message));
-  error->status = MH_FAILED_PRECONDITION;
-  std::memcpy(error->message, kText, sizeof(kText));
-  return error->status;
-}
-
 std::shared_ptr<Session> Session::Connect(const std::optional<std::string>& runtime_dir,
-                                          uint64_t deadline_ms, mh_error* error) {
+                                          uint64_t deadline_ms, int (*interrupted)(void*),
+                                          MainThread main_thread, mh_error* error) {
+  auto context = std::make_unique<MainThread>(main_thread);
   mh_options options = MH_OPTIONS_INIT;
   options.deadline_ms = deadline_ms;
+  options.interrupted = interrupted;
+  options.context = context.get();
   if (runtime_dir.has_value()) options.runtime_dir = runtime_dir->c_str();
   mh_client* client = mh_connect(&options, error);
-  return client == nullptr ? nullptr : std::make_shared<Session>(client);
+  return client == nullptr ? nullptr : std::make_shared<Session>(client, std::move(context));
 }
-
-Session::~Session() { mh_disconnect(client_); }
 
 void Session::Close() {
-  mh_client* last = nullptr;
-  {
-    const std::lock_guard lock(mutex_);
-    closed_ = true;
-    if (users_ == 0) last = std::exchange(client_, nullptr);
-  }
-  mh_disconnect(last);
-}
-
-Session::Use::Use(std::shared_ptr<Session> session) : session_(std::move(session)) {
-  const std::lock_guard lock(session_->mutex_);
-  if (session_->closed_) return;
-  client_ = session_->client_;
-  ++session_->users_;
-}
-
-Session::Use::~Use() {
-  if (client_ == nullptr) return;
-  mh_client* last = nullptr;
-  {
-    const std::lock_guard lock(session_->mutex_);
-    if (--session_->users_ == 0 && session_->closed_) {
-      last = std::exchange(session_->client_, nullptr);
-    }
-  }
-  mh_disconnect(last);
+  closed_.store(true, std::memory_order_release);
+  mh_close(client_);
 }
 
 mh_status Session::Acquire(const std::string& ref, const Request& request, HeldPtr* held,
                            mh_error* error) {
-  const Use client(shared_from_this());
-  if (client.get() == nullptr) return ClientIsClosed(error);
   const mh_acquire_options options = OptionsOf(request);
   mh_handle* handle = nullptr;
-  const mh_status status = mh_acquire(client.get(), ref.c_str(), &options, &handle, error);
+  const mh_status status = mh_acquire(client_, ref.c_str(), &options, &handle, error);
   if (status == MH_OK) *held = std::make_shared<Held>(handle, shared_from_this());
   return status;
 }
 
 mh_status Session::AcquireSet(const std::vector<std::string>& refs, const Request& request,
                               std::vector<HeldPtr>* held, mh_error* error) {
-  const Use client(shared_from_this());
-  if (client.get() == nullptr) return ClientIsClosed(error);
   const mh_acquire_options options = OptionsOf(request);
   std::vector<mh_handle*> handles(refs.size());
-  const mh_status status = mh_acquire_set(client.get(), Pointers(refs).data(), refs.size(),
-                                          &options, handles.data(), error);
+  const mh_status status =
+      mh_acquire_set(client_, Pointers(refs).data(), refs.size(), &options, handles.data(), error);
   if (status != MH_OK) return status;
   for (mh_handle* handle : handles) {
     held->push_back(std::make_shared<Held>(handle, shared_from_this()));
@@ -107,18 +71,14 @@ mh_status Session::AcquireSet(const std::vector<std::string>& refs, const Reques
 
 mh_status Session::Follow(const std::string& ref, const Request& request, mh_live** live,
                           mh_error* error) {
-  const Use client(shared_from_this());
-  if (client.get() == nullptr) return ClientIsClosed(error);
   const mh_acquire_options options = OptionsOf(request);
-  return mh_follow(client.get(), ref.c_str(), &options, live, error);
+  return mh_follow(client_, ref.c_str(), &options, live, error);
 }
 
 mh_status Session::FollowSet(const std::vector<std::string>& refs, const Request& request,
                              mh_live_set** live, mh_error* error) {
-  const Use client(shared_from_this());
-  if (client.get() == nullptr) return ClientIsClosed(error);
   const mh_acquire_options options = OptionsOf(request);
-  return mh_follow_set(client.get(), Pointers(refs).data(), refs.size(), &options, live, error);
+  return mh_follow_set(client_, Pointers(refs).data(), refs.size(), &options, live, error);
 }
 
 }  // namespace modelhost::python

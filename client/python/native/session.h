@@ -4,12 +4,12 @@
 //
 // The last of them, in whatever order they are freed, by any thread, with or without the GIL and
 // also after the interpreter has ended, gives the handle back and then disconnects: destructors
-// here touch nothing of Python. Thread-safe.
+// here touch nothing of Python, and wait for nothing: the library's thread unmaps. Thread-safe.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -21,6 +21,11 @@ namespace modelhost::python {
 
 class Session;
 
+// The thread that runs signal handlers, as PyThread_get_thread_ident has it.
+struct MainThread {
+  unsigned long ident = 0;
+};
+
 class Held {
  public:
   // Takes over one reference.
@@ -28,7 +33,7 @@ class Held {
       : session_(std::move(session)), handle_(handle) {}
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
-  ~Held() { mh_release(handle_); }
+  ~Held() { mh_release_later(handle_); }
 
   const mh_handle* get() const { return handle_; }
   // "planner@7"
@@ -43,8 +48,9 @@ using HeldPtr = std::shared_ptr<const Held>;
 // How to acquire; the names are those of the Python call.
 struct Request {
   bool wait = false;
-  uint64_t deadline_ms = 0;  // 0: the client's.
-  std::string device;        // "": host only; "cuda", "auto", or a GPU's UUID.
+  uint64_t deadline_ms = 0;     // 0: the client's.
+  std::string device;           // "": host only; "cuda", "auto", or a GPU's UUID.
+  bool same_addresses = false;  // Of Follow.
 };
 
 // Options of the C API. They point into `request`.
@@ -52,31 +58,21 @@ mh_acquire_options OptionsOf(const Request& request);
 
 class Session : public std::enable_shared_from_this<Session> {
  public:
-  // Waits. Null on failure.
+  // Waits. Null on failure. `interrupted` is as that of mh_options, with a MainThread.
   static std::shared_ptr<Session> Connect(const std::optional<std::string>& runtime_dir,
-                                          uint64_t deadline_ms, mh_error* error);
-  explicit Session(mh_client* client) : client_(client) {}
+                                          uint64_t deadline_ms, int (*interrupted)(void*),
+                                          MainThread main_thread, mh_error* error);
+  Session(mh_client* client, std::unique_ptr<MainThread> main_thread)
+      : main_thread_(std::move(main_thread)), client_(client) {}
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
-  ~Session();
+  ~Session() { mh_disconnect(client_); }
 
-  // Disconnects; while calls of other threads are under way, the last of them does.
+  // Ends the session, and the calls of other threads that wait.
   void Close();
-
-  // The client for the time of one call: nobody disconnects it meanwhile.
-  class Use {
-   public:
-    explicit Use(std::shared_ptr<Session> session);
-    Use(const Use&) = delete;
-    Use& operator=(const Use&) = delete;
-    ~Use();
-    // Null after Close.
-    mh_client* get() const { return client_; }
-
-   private:
-    const std::shared_ptr<Session> session_;
-    mh_client* client_ = nullptr;
-  };
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  // The client itself, also when closed: it lasts as long as this object.
+  mh_client* get() const { return client_; }
 
   // These wait, and want no GIL.
   mh_status Acquire(const std::string& ref, const Request& request, HeldPtr* held, mh_error* error);
@@ -87,13 +83,9 @@ class Session : public std::enable_shared_from_this<Session> {
                       mh_live_set** live, mh_error* error);
 
  private:
-  std::mutex mutex_;
-  mh_client* client_;  // Null once disconnected.
-  int users_ = 0;
-  bool closed_ = false;
+  const std::unique_ptr<MainThread> main_thread_;  // The client's context.
+  mh_client* const client_;
+  std::atomic<bool> closed_{false};
 };
-
-// MH_FAILED_PRECONDITION, with what to do about a closed client.
-mh_status ClientIsClosed(mh_error* error);
 
 }  // namespace modelhost::python

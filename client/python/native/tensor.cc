@@ -2,6 +2,7 @@
 
 #include <pybind11/stl.h>
 
+#include <functional>
 #include <optional>
 
 #include "client/python/native/dlpack.h"
@@ -103,9 +104,16 @@ int GuardedGetBuffer(PyObject* self, Py_buffer* buffer, int flags) {
   return -1;
 }
 
+PyObject* RefuseNew(PyTypeObject* type, PyObject* /*arguments*/, PyObject* /*keywords*/) {
+  PyErr_Format(PyExc_TypeError, "%.200s: handles and clients make these, you do not",
+               type->tp_name);
+  return nullptr;
+}
+
 template <int (*kGet)(PyObject*, Py_buffer*, int)>
 py::custom_type_setup WithBuffer() {
   return py::custom_type_setup([](PyHeapTypeObject* type) {
+    type->ht_type.tp_new = &RefuseNew;
     type->as_buffer.bf_getbuffer = &GuardedGetBuffer<kGet>;
     type->as_buffer.bf_releasebuffer = nullptr;
     type->ht_type.tp_as_buffer = &type->as_buffer;
@@ -118,6 +126,9 @@ py::tuple Ints(const int64_t* numbers, size_t count) {
   return tuple;
 }
 
+// bytes(object). The buffer protocol would do, but type checkers do not see it.
+py::object BytesOf(const py::object& object) { return MemoryViewOf(object).attr("tobytes")(); }
+
 py::object DlpackMethod(Tensor& tensor, const py::object& /*stream: nothing writes these*/,
                         std::optional<std::pair<uint32_t, uint32_t>> max_version,
                         std::optional<std::pair<int, int>> dl_device, std::optional<bool> copy) {
@@ -126,7 +137,7 @@ py::object DlpackMethod(Tensor& tensor, const py::object& /*stream: nothing writ
 
 py::object CudaArrayInterface(Tensor& tensor) {
   const void* data = tensor.DeviceData();
-  if (data == nullptr) {
+  if (!tensor.OnDevice()) {
     RaisePython(PyExc_AttributeError,
                 tensor.Describe() + ": is not on a GPU (acquire(..., device='cuda'))");
   }
@@ -141,6 +152,10 @@ py::object CudaArrayInterface(Tensor& tensor) {
 }
 
 }  // namespace
+
+py::custom_type_setup NotConstructible() {
+  return py::custom_type_setup([](PyHeapTypeObject* type) { type->ht_type.tp_new = &RefuseNew; });
+}
 
 py::str Text(std::string_view text) {
   PyObject* made =
@@ -169,6 +184,11 @@ const void* Tensor::DeviceData() const {
     return nullptr;
   }
   return now.device_data;
+}
+
+bool Tensor::OnDevice() const {
+  if (view_.nbytes != 0) return DeviceData() != nullptr;
+  return mappable() && mh_handle_gpu(held_->get())[0] != '\0';
 }
 
 const std::vector<int64_t>& Tensor::Strides() {
@@ -257,7 +277,8 @@ void BindTensor(py::module_& module) {
             }
             return py::str(self.type()->format);
           },
-          "As struct and memoryview have it; None: they have no such type.")
+          "As memoryview and numpy have it; None: they have no such type. (The module struct lacks "
+          "the complex ones, \"Zf\" and \"Zd\".)")
       .def_property_readonly(
           "block",
           [](const Tensor& self) {
@@ -327,6 +348,15 @@ void BindTensor(py::module_& module) {
             return py::module_::import("modelhost._tensor").attr("to_array")(self, dtype, copy);
           },
           py::arg("dtype") = py::none(), py::arg("copy") = py::none())
+      .def("__bytes__", &BytesOf)
+      .def(
+          "__eq__",
+          [](const Tensor& self, const py::object& other) {
+            return py::isinstance<Tensor>(other) && self.Same(other.cast<const Tensor&>());
+          },
+          "Whether both are one tensor of one handle; values are not compared.")
+      .def("__hash__",
+           [](const Tensor& self) { return std::hash<const void*>()(self.view().name); })
       .def("__reduce_ex__", [](const Tensor&, int) { RefusePickle("a modelhost.Tensor"); })
       .def("__repr__", [](const py::object& self) {
         return py::module_::import("modelhost._tensor").attr("describe")(self);
@@ -337,6 +367,7 @@ void BindBytes(py::module_& module) {
   py::class_<Bytes>(module, "Bytes", WithBuffer<&GetBytesBuffer>(),
                     "Bytes of a version, read-only; they keep it mapped.")
       .def("__len__", &Bytes::size)
+      .def("__bytes__", &BytesOf)
       .def("__reduce_ex__", [](const Bytes&, int) { RefusePickle("bytes of a version"); });
   py::class_<File, Bytes>(module, "File", WithBuffer<&GetBytesBuffer>(),
                           "A file of a version: bytes, and a path for whatever opens paths.")

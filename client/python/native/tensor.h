@@ -34,6 +34,12 @@ class Tensor {
   const void* HostData() const;
   // As it is now: memory of a GPU can be taken from a handle. Null: none.
   const void* DeviceData() const;
+  // One without bytes has no address there; it is where its version is.
+  bool OnDevice() const;
+  // The same tensor of the same handle.
+  bool Same(const Tensor& other) const {
+    return view_.name == other.view_.name && view_.component == other.view_.component;
+  }
   bool mappable() const { return (view_.flags & MH_TENSOR_MAPPABLE) != 0; }
 
   // In elements, outermost first; also for row-major tensors.
@@ -82,6 +88,10 @@ pybind11::dict ArrayInterface(Tensor& tensor, const void* data);
 
 void BindTensor(pybind11::module_& module);
 void BindBytes(pybind11::module_& module);
+
+// Extra of a py::class_ whose objects only this extension makes: T.__new__(T) is refused, where
+// pybind11 would make an object without anything in it.
+pybind11::custom_type_setup NotConstructible();
 
 // A read-only memoryview of `object`, which has the buffer protocol.
 pybind11::object MemoryViewOf(const pybind11::handle& object);
