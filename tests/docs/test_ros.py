@@ -16,6 +16,9 @@ from harness import ROOT, Case, environment
 
 PACKAGES = ["modelhost", "modelhost_lifecycle"]
 FAKE = ROOT / "tests/fakes/ros"
+# What the daemon is built with and a robot does not have.
+DAEMONS_OWN = ["absl", "CLI11", "gRPC", "GTest", "OpenSSL", "PkgConfig", "prometheus-cpp", "Protobuf", "pybind11",
+               "simdjson", "spdlog", "tomlplusplus", "ZLIB"]
 MANIFESTS = {name: ROOT / "client/ros" / name / "package.xml" for name in PACKAGES}
 
 
@@ -90,7 +93,8 @@ class Workspace(Case):
         # Quicker than a robot would; and the fake, where ROS would have been sourced.
         extra = "--cmake-args -GNinja " + " ".join([
             "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DMODELHOST_UNITY=ON",
-            f"-Drclcpp_lifecycle_DIR={FAKE}/cmake", f"-Drclcpp_components_DIR={FAKE}/cmake"])
+            f"-Drclcpp_lifecycle_DIR={FAKE}/cmake", f"-Drclcpp_components_DIR={FAKE}/cmake",
+            *(f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in DAEMONS_OWN)])
         cache = {}
         if shutil.which("ccache"):
             extra += " -DCMAKE_CXX_COMPILER_LAUNCHER=ccache"

@@ -242,8 +242,6 @@ class RclcppNode(Lifecycle, Case):
     REFUSED = ("REFUSED",)
 
     def program(self):
-        if not harness.PROGRAMS.ros_node.exists():
-            self.skipTest("ros_node_driver is not built with sanitizers")
         return harness.PROGRAMS.ros_node
 
     def test_what_happens_is_in_the_log(self):
