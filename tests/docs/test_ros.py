@@ -16,6 +16,9 @@ from harness import ROOT, Case, environment
 
 PACKAGES = ["modelhost", "modelhost_lifecycle"]
 FAKE = ROOT / "tests/fakes/ros"
+# What the daemon is built with and a robot does not have.
+DAEMONS_OWN = ["absl", "CLI11", "gRPC", "GTest", "OpenSSL", "PkgConfig", "prometheus-cpp", "Protobuf", "pybind11",
+               "simdjson", "spdlog", "tomlplusplus", "ZLIB"]
 MANIFESTS = {name: ROOT / "client/ros" / name / "package.xml" for name in PACKAGES}
 
 
@@ -90,13 +93,16 @@ class Workspace(Case):
         # Quicker than a robot would; and the fake, where ROS would have been sourced.
         extra = "--cmake-args -GNinja " + " ".join([
             "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0", "-DMODELHOST_UNITY=ON",
-            f"-Drclcpp_lifecycle_DIR={FAKE}/cmake", f"-Drclcpp_components_DIR={FAKE}/cmake"])
+            f"-Drclcpp_lifecycle_DIR={FAKE}/cmake", f"-Drclcpp_components_DIR={FAKE}/cmake",
+            *(f"-DCMAKE_DISABLE_FIND_PACKAGE_{name}=ON" for name in DAEMONS_OWN)])
+        cache = {}
         if shutil.which("ccache"):
             extra += " -DCMAKE_CXX_COMPILER_LAUNCHER=ccache"
+            where = subprocess.run(["ccache", "-k", "cache_dir"], capture_output=True, text=True, check=True)
+            cache = {"CCACHE_DIR": where.stdout.strip(), "CCACHE_BASEDIR": "/", "CCACHE_NOHASHDIR": "1"}
         text = re.sub(r"(?m)^colcon build$", f"colcon build {extra}", build.text)
         self.assertNotEqual(text, build.text)
-        env = environment(HOME=str(home), MODELHOST_RUNTIME_DIR=str(self.daemon.runtime),
-                          CCACHE_BASEDIR=str(ROOT), CCACHE_NOHASHDIR="1")
+        env = environment(HOME=str(home), MODELHOST_RUNTIME_DIR=str(self.daemon.runtime), **cache)
         del env["LD_LIBRARY_PATH"]
         # colcon's own setup.sh looks at variables that are not set.
         done = subprocess.run(["sh", "-ec", text], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
