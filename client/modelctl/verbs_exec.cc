@@ -10,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -76,14 +77,19 @@ rlimit RaiseFileLimit() {
   return before;
 }
 
-// A program opens files only at numbers below its soft limit. Where the version's descriptors would
-// take most of these, they move above it, as far as the hard limit goes; what is open there stays
-// usable. Gives the owners of the moved ones.
-std::vector<UniqueFd> LeaveRoom(std::vector<LeasedFile>& files, const rlimit& limit) {
+// A program opens files at numbers below its soft limit; the version's descriptors move above it,
+// or to the end where there is nothing above. So a program has its low numbers, and a path in a
+// child that has closed them names nothing, not what came to have the number. Gives the owners of
+// the moved ones.
+std::vector<UniqueFd> MoveUp(std::vector<LeasedFile>& files, const rlimit& limit) {
+  // The kernel's table goes up to the highest number: no megabytes for it.
+  constexpr rlim_t kHighEnough = 16384;
   std::vector<UniqueFd> moved;
-  if (files.size() < limit.rlim_cur / 2) return moved;
+  if (limit.rlim_max <= files.size()) return moved;
+  const rlim_t from =
+      std::min({limit.rlim_cur, rlim_t{limit.rlim_max - files.size()}, kHighEnough});
   for (LeasedFile& file : files) {
-    UniqueFd above(::fcntl(file.fd, F_DUPFD_CLOEXEC, static_cast<int>(limit.rlim_cur)));
+    UniqueFd above(::fcntl(file.fd, F_DUPFD_CLOEXEC, static_cast<int>(from)));
     if (!above.valid()) return moved;
     file.fd = above.get();
     moved.push_back(std::move(above));
@@ -164,7 +170,7 @@ Exit Exec(Context& context, const ExecFlags& flags) {
   if (!lease.ok()) return lease.exit();
   auto files = lease->Files();
   if (!files.ok()) return files.exit();
-  const std::vector<UniqueFd> moved = LeaveRoom(*files, file_limit);
+  const std::vector<UniqueFd> moved = MoveUp(*files, file_limit);
 
   std::optional<LinkFolder> folder;
   if (NeedsFolder(flags.command, *files, flags.fd_paths)) {

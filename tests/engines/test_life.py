@@ -2,6 +2,7 @@
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -119,24 +120,47 @@ class Life(engine_case.Case):
         self.serve("planner", 1, folder=folder)
         # The limit is the program's, who opens the paths one by one; modelctl raises its own.
         code = "ulimit -Sn; for file in \"$0\"/*; do cat \"$file\" > /dev/null || exit 1; done; cat \"$0/extra-149.txt\""
-        done = subprocess.run(["/bin/sh", "-c", 'ulimit -Sn 40; exec "$0" "$@"', harness.PROGRAMS.ctl, "--runtime-dir",
-                               str(self.daemon.runtime), "exec", "planner", "--", "/bin/sh", "-c", code, "{}"],
+        self.assertEqual(self.with_limit("-Sn 40", ["/bin/sh", "-c", code, "{}"]), "40\n149")
+
+    def test_descriptors_stand_above_the_programs_limit_or_at_its_end(self):
+        self.daemon_with("mapped", "planner")
+        self.serve("planner", 1)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        for limit, least in (("-Sn 200", 200), ("-n 200", 190), ("-c 0", min(soft, hard - 10, 16384))):
+            number = int(self.with_limit(limit, ["/bin/echo", "{model.safetensors}"], "--fd-paths").rpartition("/")[2])
+            self.assertGreaterEqual(number, least, limit)
+            out = self.with_limit(limit, ["/bin/cat", "{tokenizer.json}"])
+            self.assertEqual(json.loads(out)["seed"], 1)
+
+    def with_limit(self, limit, command, *flags):
+        """What a program prints under a limit of descriptors, as ulimit takes it."""
+        done = subprocess.run(["/bin/sh", "-c", f'ulimit {limit}; exec "$0" "$@"', harness.PROGRAMS.ctl, "--runtime-dir",
+                               str(self.daemon.runtime), "exec", *flags, "planner", "--", *command],
                               capture_output=True, text=True, check=False, timeout=2 * harness.DEADLINE_S, cwd="/",
                               env=harness.environment(), **harness.as_user(harness.CLIENT))
-        self.assertEqual((done.returncode, done.stdout), (0, "40\n149"), done.stderr)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
 
     def test_children_have_the_files_unless_they_close_descriptors(self):
         code = """
-import json, os, subprocess, sys
+import json, multiprocessing, os, subprocess, sys
 path = sys.argv[1]
 size = os.path.getsize(path)
+
+def seen(pool):
+    try:
+        return pool.apply(os.path.getsize, [path]) == size
+    except OSError:
+        return False
+
 pid = os.fork()
 if pid == 0:
     os._exit(0 if os.path.getsize(path) == size else 1)
 forked = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 wc = lambda **how: subprocess.run(["/usr/bin/test", "-s", path], **how).returncode
-print(json.dumps({"fork": forked, "exec": wc(close_fds=False), "closed": wc(close_fds=True),
-                  "shell": os.system(f"test -s '{path}'")}))
+print(json.dumps({"forked": forked, "exec": wc(close_fds=False), "closed": wc(close_fds=True),
+                  "shell": os.system(f"test -s '{path}'"),
+                  **{method: seen(multiprocessing.get_context(method).Pool(1)) for method in ("fork", "spawn")}}))
 """
         for residency in engine_case.KINDS:
             self.daemon_with(residency, "planner")
@@ -145,4 +169,5 @@ print(json.dumps({"fork": forked, "exec": wc(close_fds=False), "closed": wc(clos
                 with self.subTest(residency=residency, flags=flags):
                     out = json.loads(self.exec("planner", [*PYTHON, "-c", code, "{model.safetensors}"], flags))
                     # Python's subprocess closes what it inherited unless it is told not to.
-                    self.assertEqual(out, {"fork": 0, "exec": 0, "closed": 1, "shell": 0})
+                    self.assertEqual(out, {"forked": 0, "exec": 0, "closed": 1, "shell": 0, "fork": True,
+                                           "spawn": False})

@@ -64,6 +64,21 @@ class OnnxRuntime(engine_case.Case):
                 err = self.exec("outside", self.run_model("{model.onnx}"), ("--fd-paths",), expect=1)
                 self.assertIn("No such file or directory [/proc/self/fd/weights.bin]", err)
 
+    @harness.needs_root
+    def test_what_node_does_with_links_and_children(self):
+        code = """
+const {spawnSync} = require("child_process"), fs = require("fs"), path = process.argv[1];
+const real = (way) => { try { return way(path); } catch (error) { return error.code; } };
+console.log(JSON.stringify({path, child: spawnSync("/usr/bin/test", ["-s", path]).status,
+                            native: real(fs.realpathSync.native), own: real(fs.realpathSync)}));
+"""
+        self.serve_model("sealed", "inline")
+        for flags, kept in ((("--keep-names",), True), ((), False)):
+            out = json.loads(self.exec("inline", [self.node, "-e", code, "{model.onnx}"], flags))
+            # node follows links itself; what it starts has the files (it closes low numbers, and these are high).
+            self.assertEqual(out, {"path": out["path"], "native": out["path"] if kept else "ENOENT", "own": "ENOENT",
+                                   "child": 0})
+
     def test_two_engines_map_one_copy_of_external_data(self):
         for residency, match in (("mapped", "/versions/1/weights.bin"), ("sealed", "memfd:modelhost:weights.bin")):
             self.serve_model(residency, "outside", rows=65536)
