@@ -10,7 +10,7 @@ WORKDIR /src
 COPY deploy/install-deps deploy/install-deps
 RUN deploy/install-deps --build && rm -rf /var/lib/apt/lists/*
 COPY . .
-RUN cmake --preset release -DMODELHOST_TESTS=OFF -DCMAKE_INSTALL_PREFIX=/usr \
+RUN cmake --preset release -DMODELHOST_TESTS=OFF -DMODELHOST_PYTHON=OFF -DCMAKE_INSTALL_PREFIX=/usr \
  && cmake --build --preset release \
  && DESTDIR=/out cmake --install build/release --strip \
  && rm -rf /out/usr/include /out/usr/lib/systemd

@@ -148,29 +148,39 @@ class Session:
 
     def event(self, timeout=None):
         """The next event that is no answer. queue.Empty: there was none in time."""
-        if self._later:
-            return self._later.popleft()
+        while not self._later:
+            event = self._next(timeout)
+            if event.request_id == 0:
+                return event
+            self._unwanted(event)
+        return self._later.popleft()
+
+    def _next(self, timeout):
         event = self._events.get(timeout=timeout)
         if isinstance(event, Exception):
             self._events.put(event)  # For whoever asks next.
             raise event
         return event
 
+    def _unwanted(self, answer):
+        """Whoever asked waits no more: a lease that comes now would be nobody's."""
+        for grant in answer.granted.grants:
+            self._requests.put(worker_pb2.SessionRequest(
+                release=worker_pb2.ReleaseRequest(lease=grant.lease)))
+
     def _ask(self, timeout, **request):
         self._last_id += 1
         self._requests.put(worker_pb2.SessionRequest(request_id=self._last_id, **request))
-        passed = []
-        try:
-            while True:
-                event = self.event(timeout)
-                if event.request_id != self._last_id:
-                    passed.append(event)
-                elif event.HasField("error"):
-                    raise Refused(event.error.code, event.error.message)
-                else:
-                    return event
-        finally:
-            self._later.extend(passed)
+        while True:
+            event = self._next(timeout)
+            if event.request_id == 0:
+                self._later.append(event)
+            elif event.request_id != self._last_id:
+                self._unwanted(event)
+            elif event.HasField("error"):
+                raise Refused(event.error.code, event.error.message)
+            else:
+                return event
 
     def acquire(self, ref, timeout=10.0):
         request = worker_pb2.AcquireRequest(refs=[ref])
@@ -237,7 +247,9 @@ def show(model, name):
 def follow(stub, handles, session, model, ref, name):
     while True:
         event = session.event()
-        if event.HasField("generation_changed"):
+        if event.HasField("generation_changed") and event.generation_changed.version == 0:
+            print("  the label was removed; going on with what is mapped", flush=True)
+        elif event.HasField("generation_changed"):
             # First the new one, then the old one goes: there is always a model to work with.
             old, model = model, Model(stub, handles, session.acquire(ref))
             session.release(old.grant.lease)

@@ -309,7 +309,11 @@ class Builder {
         Verb(&app_, "Operations", "exec", "Run a program on the files of a version, under a lease",
              [&l](Context& c) { return Exec(c, l.exec); });
     exec->add_option("REF", l.exec.ref, "MODEL, MODEL@N or MODEL:LABEL")->required();
-    exec->add_flag("--fd-paths", l.exec.fd_paths, "{file} becomes /proc/self/fd/N");
+    CLI::Option* fd_paths =
+        exec->add_flag("--fd-paths", l.exec.fd_paths, "{file} becomes /proc/self/fd/N");
+    exec->add_flag("--keep-names", l.exec.keep_names,
+                   "For programs that resolve links: realpath() keeps the names of {}")
+        ->excludes(fd_paths);
     exec->footer(
         "modelctl exec MODEL -- CMD ARGS. In ARGS, {} is a folder with every file of the version,\n"
         "{model.gguf} one of them.");

@@ -23,6 +23,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "client/modelctl/doctor_advice.h"
 #include "client/modelctl/render.h"
 #include "proto/handle/mapping.h"
 #include "proto/handle/region.h"
@@ -104,40 +105,37 @@ Check CheckKernel() {
   ::uname(&name);
   const std::string finding = absl::StrCat(name.sysname, " ", name.release, " ", name.machine);
   if (Kernel() < std::pair<int, int>{4, 14}) {
-    return {"kernel", Verdict::kFail, finding, "Linux 4.14 is the oldest that has what is needed"};
+    return Found(Trouble::kKernelTooOld, finding);
   }
   if (Kernel() < std::pair<int, int>{5, 14}) {
-    return {"kernel", Verdict::kWarn, finding, "from Linux 5.14 on loads prefault in one call"};
+    return Found(Trouble::kKernelOld, finding);
   }
-  return {"kernel", Verdict::kOk, finding, ""};
+  return Fine("kernel", finding);
 }
 
 Check CheckPopulate() {
   Result<WritableRegion> region = WritableRegion::Create("doctor", kProbeBytes, HugePages::kOff);
-  if (!region.ok()) return {"prefault", Verdict::kFail, region.error().text, "free some memory"};
+  if (!region.ok()) return Found(Trouble::kNoMemoryToTry, region.error().text);
   if (::syscall(SYS_madvise, region->bytes().data(), kProbeBytes, MADV_POPULATE_READ) == 0) {
-    return {"prefault", Verdict::kOk, "MADV_POPULATE_READ works", ""};
+    return Fine("prefault", "MADV_POPULATE_READ works");
   }
-  return {"prefault", Verdict::kWarn, absl::StrCat("MADV_POPULATE_READ: ", std::strerror(errno)),
-          "loads fall back to touching pages; Linux 5.14 has the call"};
+  return Found(Trouble::kNoPrefault, absl::StrCat("MADV_POPULATE_READ: ", std::strerror(errno)));
 }
 
 Check CheckSealing() {
-  const char* const advice =
-      "sealed regions and the catalogue need memfd seals: allow memfd_create";
   Result<WritableRegion> region = WritableRegion::Create("doctor", kProbeBytes, HugePages::kOff);
-  if (!region.ok()) return {"sealing", Verdict::kFail, region.error().text, advice};
+  if (!region.ok()) return Found(Trouble::kNoSealing, region.error().text);
   Result<SealedRegion> sealed = (*std::move(region)).Seal();
-  if (!sealed.ok()) return {"sealing", Verdict::kFail, sealed.error().text, advice};
+  if (!sealed.ok()) return Found(Trouble::kNoSealing, sealed.error().text);
   const Result<ReadOnlyMapping> mapping = ReadOnlyMapping::MapSealed(sealed->fd, sealed->bytes);
-  if (!mapping.ok()) return {"sealing", Verdict::kFail, mapping.error().text, advice};
+  if (!mapping.ok()) return Found(Trouble::kNoSealing, mapping.error().text);
   // A descriptor reopened for writing is what seals, and nothing else, must stop.
   const UniqueFd again(
       ::open(absl::StrCat("/proc/self/fd/", sealed->fd.get()).c_str(), O_RDWR | O_CLOEXEC));
   if (again.valid() && ::pwrite(again.get(), "x", 1, 0) == 1) {
-    return {"sealing", Verdict::kFail, "a sealed memfd could be written", advice};
+    return Found(Trouble::kNoSealing, "a sealed memfd could be written");
   }
-  return {"sealing", Verdict::kOk, "a sealed memfd refuses writers", ""};
+  return Fine("sealing", "a sealed memfd refuses writers");
 }
 
 Check CheckMemlock(const DaemonStatus& daemon) {
@@ -167,14 +165,12 @@ Check CheckMemlock(const DaemonStatus& daemon) {
     whose = "this user";
   }
   if (HasCapability(status, kCapIpcLock)) {
-    return {"memlock", Verdict::kOk, absl::StrCat(whose, " may lock any amount (CAP_IPC_LOCK)"),
-            ""};
+    return Fine("memlock", absl::StrCat(whose, " may lock any amount (CAP_IPC_LOCK)"));
   }
-  if (unlimited) return {"memlock", Verdict::kOk, absl::StrCat(whose, " has no limit"), ""};
+  if (unlimited) return Fine("memlock", absl::StrCat(whose, " has no limit"));
   const std::string finding = absl::StrCat(whose, " may lock ", FormatBytes(bytes));
-  if (bytes >= kMuchMemlock) return {"memlock", Verdict::kOk, finding, ""};
-  return {"memlock", Verdict::kWarn, finding,
-          "pinned models beyond it stay unlocked: LimitMEMLOCK=infinity in the unit, or ulimit -l"};
+  if (bytes >= kMuchMemlock) return Fine("memlock", finding);
+  return Found(Trouble::kLittleMemlock, finding);
 }
 
 Check CheckFileLimit() {
@@ -183,31 +179,25 @@ Check CheckFileLimit() {
   const std::string finding =
       absl::StrCat("soft ", limit.rlim_cur, ", hard ",
                    limit.rlim_max == RLIM_INFINITY ? "unlimited" : absl::StrCat(limit.rlim_max));
-  if (limit.rlim_cur >= kFewFiles) return {"descriptors", Verdict::kOk, finding, ""};
-  return {"descriptors", Verdict::kWarn, finding,
-          "a client needs one for each file of a model that it maps: ulimit -n 4096"};
+  if (limit.rlim_cur >= kFewFiles) return Fine("descriptors", finding);
+  return Found(Trouble::kFewDescriptors, finding);
 }
 
 Check CheckShmemHugePages() {
   const std::string path = "/sys/kernel/mm/transparent_hugepage/shmem_enabled";
   const std::string chosen = ChosenWord(ReadText(path));
-  if (chosen.empty()) {
-    return {"huge pages", Verdict::kWarn, absl::StrCat(path, ": not there"),
-            "residency sealed works with small pages: more page faults in every client"};
-  }
+  if (chosen.empty()) return Found(Trouble::kNoHugePages, absl::StrCat(path, ": not there"));
   const std::string finding = absl::StrCat("shmem_enabled is ", chosen);
   if (chosen == "never" || chosen == "deny") {
-    return {"huge pages", Verdict::kWarn, finding,
-            absl::StrCat("for residency sealed: echo advise > ", path)};
+    return Found(Trouble::kHugePagesOff, finding);
   }
-  return {"huge pages", Verdict::kOk, finding, ""};
+  return Fine("huge pages", finding);
 }
 
 Check CheckFolios(const std::string& path) {
   struct statfs info {};
   if (::statfs(path.c_str(), &info) != 0) {
-    return {"large folios", Verdict::kWarn, absl::StrCat(path, ": ", std::strerror(errno)),
-            "name a store that this user may look at"};
+    return Found(Trouble::kStoreNotSeen, absl::StrCat(path, ": ", std::strerror(errno)));
   }
   struct Known {
     unsigned long magic;
@@ -218,21 +208,16 @@ Check CheckFolios(const std::string& path) {
                          {EXT4_SUPER_MAGIC, "ext4", {6, 16}},
                          {BTRFS_SUPER_MAGIC, "btrfs", {6, 17}},
                          {TMPFS_MAGIC, "tmpfs", {6, 14}}};
-  const char* const advice =
-      "the first pass over mapped weights faults every 4 KiB; residency sealed with huge pages "
-      "does "
-      "not";
   for (const Known& each : known) {
     if (static_cast<unsigned long>(info.f_type) != each.magic) continue;
     const std::string finding = absl::StrCat(each.name, " at ", path);
-    if (Kernel() >= each.since) return {"large folios", Verdict::kOk, finding, ""};
-    return {"large folios", Verdict::kWarn,
-            absl::StrCat(finding, ", large from Linux ", each.since.first, ".", each.since.second,
-                         " on"),
-            advice};
+    if (Kernel() >= each.since) return Fine("large folios", finding);
+    return Found(Trouble::kSmallFolios,
+                 absl::StrCat(finding, ", large from Linux ", each.since.first, ".",
+                              each.since.second, " on"));
   }
-  return {"large folios", Verdict::kWarn,
-          absl::StrFormat("file system type 0x%x at %s: not known", info.f_type, path), advice};
+  return Found(Trouble::kSmallFolios,
+               absl::StrFormat("file system type 0x%x at %s: not known", info.f_type, path));
 }
 
 std::vector<Check> CheckGpus(const DaemonStatus& daemon) {
@@ -251,26 +236,23 @@ std::vector<Check> CheckGpus(const DaemonStatus& daemon) {
         absl::StrAppend(&finding, ": ", daemon->device_reason());
       }
     }
-    checks.push_back({"gpu", Verdict::kOk, finding, ""});
+    checks.push_back(Fine("gpu", finding));
     return checks;
   }
   for (const v1::DeviceStatus& gpu : daemon->devices()) {
     const std::string what =
         absl::StrCat(gpu.uuid(), ", ", gpu.name(), ", driver ", gpu.driver(), ": ");
+    const std::string how = absl::StrCat(what, gpu.mode(), ": ", gpu.reason());
     if (!gpu.usable()) {
       checks.push_back(
-          {"gpu", Verdict::kFail, absl::StrCat(what, "does not answer: ", gpu.problem()),
-           "nvidia-smi and the kernel's log say why; the daemon looks again by itself"});
+          Found(Trouble::kGpuDead, absl::StrCat(what, "does not answer: ", gpu.problem())));
     } else if (gpu.mode() == "host_only") {
-      checks.push_back(
-          {"gpu", Verdict::kWarn, absl::StrCat(what, "host_only: ", gpu.reason()),
-           "models stay in host memory there; docs/device.md has what each mode needs"});
+      checks.push_back(Found(Trouble::kGpuHostOnly, how));
     } else if (!gpu.limits().empty()) {
-      checks.push_back({"gpu", Verdict::kWarn, absl::StrCat(what, gpu.mode(), ": ", gpu.reason()),
-                        gpu.limits()});
+      checks.push_back(Found(Trouble::kGpuUnprotected, how));
+      checks.back().advice = gpu.limits();
     } else {
-      checks.push_back(
-          {"gpu", Verdict::kOk, absl::StrCat(what, gpu.mode(), ": ", gpu.reason()), ""});
+      checks.push_back(Fine("gpu", how));
     }
   }
   return checks;

@@ -13,7 +13,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "client/modelctl/doctor.h"
+#include "client/modelctl/doctor_advice.h"
 #include "client/modelctl/render.h"
 #include "proto/handle/unique_fd.h"
 
@@ -84,15 +84,14 @@ Speed Read(const UniqueFd& fd, std::byte* block) {
 
 Check Judge(const std::string& path, const Speed& speed) {
   if (speed.error != 0 || speed.bytes == 0) {
-    return {"disk", Verdict::kWarn,
-            absl::StrCat(path, ": ", std::strerror(speed.error == 0 ? EIO : speed.error)),
-            "the file system does not read past its cache; measure it with fio"};
+    return Found(Trouble::kDiskNotRead,
+                 absl::StrCat(path, ": ", std::strerror(speed.error == 0 ? EIO : speed.error)));
   }
   const double rate = static_cast<double>(speed.bytes) / absl::ToDoubleSeconds(speed.took);
   const std::string finding = absl::StrCat(FormatRate(speed.bytes, speed.took), " (",
                                            FormatBytes(speed.bytes), " of ", path, ")");
-  if (rate >= kSlowBytesPerSecond) return {"disk", Verdict::kOk, finding, ""};
-  return {"disk", Verdict::kWarn, finding, "cold loads cannot be faster than this disk"};
+  if (rate >= kSlowBytesPerSecond) return Fine("disk", finding);
+  return Found(Trouble::kDiskSlow, finding);
 }
 
 // A file of our own, without a name by the time it is read.
@@ -122,8 +121,7 @@ UniqueFd MakeOwnFile(const std::string& folder, std::byte* block, int* error) {
 
 Check CheckDisk(const std::string& store) {
   const Block block = MakeBlock();
-  if (block == nullptr)
-    return {"disk", Verdict::kWarn, "no memory for a buffer", "free some memory"};
+  if (block == nullptr) return Found(Trouble::kNoBuffer, "no memory for a buffer");
   const std::string file = store.empty() ? "" : LargestFile(store);
   if (!file.empty()) {
     const UniqueFd fd(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_DIRECT));
@@ -136,8 +134,7 @@ Check CheckDisk(const std::string& store) {
   int error = 0;
   const UniqueFd fd = MakeOwnFile(folder, block.get(), &error);
   if (!fd.valid()) {
-    return {"disk", Verdict::kWarn, absl::StrCat(folder, ": ", std::strerror(error)),
-            "nothing could be read past the page cache there; measure the store with fio"};
+    return Found(Trouble::kDiskNoOwnFile, absl::StrCat(folder, ": ", std::strerror(error)));
   }
   return Judge(absl::StrCat("a temporary file in ", folder), Read(fd, block.get()));
 }

@@ -1,6 +1,13 @@
 #include "client/modelctl/doctor.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <fstream>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "client/modelctl/doctor_advice.h"
 
 namespace modelhost::modelctl {
 namespace {
@@ -44,6 +51,19 @@ TEST(DoctorTest, TheDisksSpeedIsMeasuredWithoutAStore) {
   } else {
     EXPECT_EQ(check.verdict, Verdict::kWarn);
     EXPECT_NE(check.advice.find("fio"), std::string::npos) << check.advice;
+  }
+}
+
+TEST(DoctorTest, EveryTroubleHasAnEntryInTroubleshootingInTheSameWords) {
+  std::ifstream in(MODELHOST_SOURCE_DIR "/docs/troubleshooting.md");
+  std::ostringstream page;
+  page << in.rdbuf();
+  for (size_t i = 0; i < static_cast<size_t>(Trouble::kCount); ++i) {
+    const TroubleText& text = TextOf(static_cast<Trouble>(i));
+    EXPECT_NE(text.verdict, Verdict::kOk) << text.check;
+    // A row of the page's table; what is open in the text goes on with the daemon's words.
+    const std::string row = absl::StrCat("\n| `", text.check, "` | ", text.advice);
+    EXPECT_THAT(page.str(), testing::HasSubstr(row));
   }
 }
 

@@ -10,11 +10,14 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 
 namespace modelhost::modelctl {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr char kNamesLibrary[] = "libmodelhost-exec.so";
 
 const LeasedFile* Find(const std::vector<LeasedFile>& files, absl::string_view path) {
   const auto it = std::find_if(files.begin(), files.end(),
@@ -48,6 +51,38 @@ std::string Replace(absl::string_view text, OnBrace brace) {
 }
 
 }  // namespace
+
+Outcome<std::vector<std::string>> KeepingNames() {
+  std::error_code error;
+  const fs::path program = fs::read_symlink("/proc/self/exe", error);
+  std::string library;
+  for (const char* place : {"../lib", MODELHOST_EXEC_LIBRARY}) {
+    const fs::path path = program.parent_path() / place / kNamesLibrary;
+    if (library.empty() && fs::exists(path, error)) library = fs::canonical(path, error).string();
+  }
+  if (library.empty()) {
+    return Fail(ExitCode::kResources,
+                absl::StrCat("--keep-names: ", kNamesLibrary, " is not where ", program.string(),
+                             " looks for it (", MODELHOST_EXEC_LIBRARY,
+                             " beside it; install modelctl with its libraries)"));
+  }
+  if (library.find_first_of(" :") != std::string::npos) {
+    return Fail(ExitCode::kResources,
+                absl::StrCat("--keep-names: ", library,
+                             ": a path with blanks or colons cannot be preloaded (install modelctl "
+                             "elsewhere)"));
+  }
+  std::vector<std::string> out;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    absl::string_view text = *entry;
+    if (absl::ConsumePrefix(&text, "LD_PRELOAD="))
+      library = absl::StrCat(library, ":", text);
+    else
+      out.emplace_back(text);
+  }
+  out.push_back(absl::StrCat("LD_PRELOAD=", library));
+  return out;
+}
 
 std::string FdPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 

@@ -32,6 +32,11 @@ std::string FdPath(int fd);
 bool NeedsFolder(const std::vector<std::string>& arguments, const std::vector<LeasedFile>& files,
                  bool fd_paths);
 
+// The environment of this process, with libmodelhost-exec.so in front of what is preloaded: the
+// command's realpath() then gives the folder's names. kResources where the library is not beside
+// this program or cannot be named in LD_PRELOAD.
+Outcome<std::vector<std::string>> KeepingNames();
+
 // Replaces {} by `folder` and {file} by that file's path in it (or its /proc/self/fd path). Braces
 // around anything that is no file's name stay as they are; around what looks like a file's name and
 // is none they are kNotFound.

@@ -141,6 +141,7 @@ Exit Top(Context& context, const std::string& interval);
 struct ExecFlags {
   std::string ref;
   bool fd_paths = false;
+  bool keep_names = false;
   std::vector<std::string> command;
 };
 // The code is the command's own.

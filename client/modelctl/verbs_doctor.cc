@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "client/modelctl/doctor.h"
+#include "client/modelctl/doctor_advice.h"
 #include "client/modelctl/render.h"
 #include "client/modelctl/upload.h"
 #include "client/modelctl/verbs.h"
@@ -21,28 +22,27 @@ std::string WithoutAdvice(const std::string& error) { return error.substr(0, err
 Check CheckControl(Context& context, DaemonStatus& daemon) {
   const auto control = context.Control();
   if (!control.ok()) {
-    return {"control.sock",
-            control.exit().code == ExitCode::kPermission ? Verdict::kFail : Verdict::kWarn,
-            WithoutAdvice(control.exit().error), "start modelhostd, or give --runtime-dir"};
+    return Found(control.exit().code == ExitCode::kPermission ? Trouble::kNoRightToCommand
+                                                              : Trouble::kNoDaemon,
+                 WithoutAdvice(control.exit().error));
   }
   auto status =
       context.Call("status", &v1::Control::StubInterface::GetStatus, v1::GetStatusRequest());
   if (!status.ok()) {
-    return {"control.sock", Verdict::kFail, status.exit().error, "see the daemon's log"};
+    return Found(Trouble::kNoAnswer, status.exit().error);
   }
   daemon = *std::move(status);
   const auto sockets = context.sockets();
-  return {"control.sock", Verdict::kOk, sockets.ok() ? sockets->control : "", ""};
+  return Fine("control.sock", sockets.ok() ? sockets->control : "");
 }
 
 Check CheckHandles(Context& context, const DaemonStatus& daemon) {
   const auto sockets = context.sockets();
-  if (!sockets.ok()) return {"handles.sock", Verdict::kFail, sockets.exit().error, ""};
+  if (!sockets.ok()) return Found(Trouble::kNoHandlesPath, sockets.exit().error);
   const auto connected = ConnectHandles(sockets->handles);
-  if (connected.ok()) return {"handles.sock", Verdict::kOk, sockets->handles, ""};
-  return {"handles.sock", daemon.has_value() ? Verdict::kFail : Verdict::kWarn,
-          connected.exit().error,
-          daemon.has_value() ? "clients cannot attach: see the daemon's log" : "start modelhostd"};
+  if (connected.ok()) return Fine("handles.sock", sockets->handles);
+  return Found(daemon.has_value() ? Trouble::kHandlesBroken : Trouble::kHandlesDown,
+               connected.exit().error);
 }
 
 Check CheckDaemon(const v1::GetStatusResponse& status) {
@@ -50,21 +50,19 @@ Check CheckDaemon(const v1::GetStatusResponse& status) {
       absl::StrCat("modelhostd ", status.version(), ", epoch ", status.epoch(), ", up ",
                    HumanDuration(ToAbsl(status.uptime())));
   if (!status.store_error().empty()) {
-    return {"daemon", Verdict::kFail, absl::StrCat(finding, "; store: ", status.store_error()),
-            "make the store readable again: what is loaded goes on serving"};
+    return Found(Trouble::kStoreBroken, absl::StrCat(finding, "; store: ", status.store_error()));
   }
   if (!status.ready()) {
     std::string why = finding;
     for (const std::string& reason : status.not_ready()) absl::StrAppend(&why, "; ", reason);
-    return {"daemon", Verdict::kWarn, absl::StrCat(why, "; not ready"),
-            "see `modelctl ls -o wide`"};
+    return Found(Trouble::kNotReady, absl::StrCat(why, "; not ready"));
   }
   if (status.invalid_transitions() > 0) {
-    return {"daemon", Verdict::kWarn,
-            absl::StrCat(finding, "; ", Plural(status.invalid_transitions(), "invalid transition")),
-            "report it with the daemon's log"};
+    return Found(
+        Trouble::kInvalidTransitions,
+        absl::StrCat(finding, "; ", Plural(status.invalid_transitions(), "invalid transition")));
   }
-  return {"daemon", Verdict::kOk, absl::StrCat(finding, ", ready"), ""};
+  return Fine("daemon", absl::StrCat(finding, ", ready"));
 }
 
 // The store that a daemon of this user would have.

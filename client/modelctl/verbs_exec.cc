@@ -76,29 +76,53 @@ rlimit RaiseFileLimit() {
   return before;
 }
 
+// A program opens files only at numbers below its soft limit. Where the version's descriptors would
+// take most of these, they move above it, as far as the hard limit goes; what is open there stays
+// usable. Gives the owners of the moved ones.
+std::vector<UniqueFd> LeaveRoom(std::vector<LeasedFile>& files, const rlimit& limit) {
+  std::vector<UniqueFd> moved;
+  if (files.size() < limit.rlim_cur / 2) return moved;
+  for (LeasedFile& file : files) {
+    UniqueFd above(::fcntl(file.fd, F_DUPFD_CLOEXEC, static_cast<int>(limit.rlim_cur)));
+    if (!above.valid()) return moved;
+    file.fd = above.get();
+    moved.push_back(std::move(above));
+  }
+  return moved;
+}
+
 struct Child {
   pid_t pid = -1;
-  UniqueFd failure;  // Yields the errno of a failed execvp, or nothing.
+  UniqueFd failure;  // Yields the errno of a failed exec, or nothing.
 };
 
 // Only async-signal-safe calls: other threads may have held any lock at the fork.
-[[noreturn]] void Become(char* const* argv, const std::vector<LeasedFile>& files,
-                         const rlimit& file_limit, const sigset_t& mask, int failure_fd) {
+[[noreturn]] void Become(char* const* argv, char* const* environment,
+                         const std::vector<LeasedFile>& files, const rlimit& file_limit,
+                         const sigset_t& mask, int failure_fd) {
   for (const LeasedFile& file : files) ::fcntl(file.fd, F_SETFD, 0);
   ::setrlimit(RLIMIT_NOFILE, &file_limit);
   ::signal(SIGPIPE, SIG_DFL);
   pthread_sigmask(SIG_SETMASK, &mask, nullptr);
-  ::execvp(argv[0], argv);
+  ::execvpe(argv[0], argv, environment);
   const int error = errno;
   [[maybe_unused]] const ssize_t told = ::write(failure_fd, &error, sizeof(error));
   ::_exit(127);
 }
 
-Outcome<Child> Start(std::vector<std::string> command, const std::vector<LeasedFile>& files,
-                     const rlimit& file_limit, const HeldSignals& signals) {
-  std::vector<char*> argv;
-  for (std::string& argument : command) argv.push_back(argument.data());
-  argv.push_back(nullptr);
+std::vector<char*> Pointers(std::vector<std::string>& texts) {
+  std::vector<char*> pointers;
+  for (std::string& text : texts) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// An empty `environment` means this program's own.
+Outcome<Child> Start(std::vector<std::string> command, std::vector<std::string> environment,
+                     const std::vector<LeasedFile>& files, const rlimit& file_limit,
+                     const HeldSignals& signals) {
+  const std::vector<char*> argv = Pointers(command), changed = Pointers(environment);
+  char* const* const variables = environment.empty() ? environ : changed.data();
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) return FromError(ErrnoError(errno, "exec: make a pipe"), "");
   Child child;
@@ -107,7 +131,7 @@ Outcome<Child> Start(std::vector<std::string> command, const std::vector<LeasedF
   child.pid = ::fork();
   if (child.pid < 0) return FromError(ErrnoError(errno, "exec: start a process"), "");
   if (child.pid == 0) {
-    Become(argv.data(), files, file_limit, signals.before(), failure_write.get());
+    Become(argv.data(), variables, files, file_limit, signals.before(), failure_write.get());
   }
   return child;
 }
@@ -138,8 +162,9 @@ Exit Exec(Context& context, const ExecFlags& flags) {
   const rlimit file_limit = RaiseFileLimit();
   const auto lease = WorkerLease::Take(context, *ref, [&] { return signals.TakeEnding(); });
   if (!lease.ok()) return lease.exit();
-  const auto files = lease->Files();
+  auto files = lease->Files();
   if (!files.ok()) return files.exit();
+  const std::vector<UniqueFd> moved = LeaveRoom(*files, file_limit);
 
   std::optional<LinkFolder> folder;
   if (NeedsFolder(flags.command, *files, flags.fd_paths)) {
@@ -150,7 +175,13 @@ Exit Exec(Context& context, const ExecFlags& flags) {
   const auto command =
       Substitute(flags.command, *files, folder ? folder->path() : "", flags.fd_paths);
   if (!command.ok()) return command.exit();
-  const auto child = Start(*command, *files, file_limit, signals);
+  std::vector<std::string> environment;
+  if (flags.keep_names) {
+    auto keeping = KeepingNames();
+    if (!keeping.ok()) return keeping.exit();
+    environment = *std::move(keeping);
+  }
+  const auto child = Start(*command, std::move(environment), *files, file_limit, signals);
   if (!child.ok()) return child.exit();
   const int code = Supervise(child->pid, signals);
   int error = 0;

@@ -9,16 +9,20 @@
 namespace modelhost::modelctl {
 namespace {
 
-// A wait is cut into pieces so that Ctrl-C is noticed.
+// A wait is cut into pieces so that Ctrl-C is noticed; they grow while a busy daemon is silent.
 constexpr absl::Duration kPiece = absl::Milliseconds(250);
-constexpr absl::Duration kLeaseConnectLimit = absl::Seconds(2);
+constexpr absl::Duration kLongestPiece = absl::Seconds(4);
+// Without --timeout: for a daemon that is there, and slow.
+constexpr absl::Duration kLeaseConnectLimit = absl::Seconds(10);
+// For an answer of a daemon that we are connected to.
+constexpr absl::Duration kAnswerLimit = absl::Seconds(30);
 
 Exit FromLibrary(const mh_error& error, const std::string& what) {
   return FromError(Error{static_cast<Code>(error.status), error.message, 0}, what);
 }
 
-uint64_t PieceMs(absl::Time until) {
-  const absl::Duration left = std::clamp(until - absl::Now(), absl::Milliseconds(1), kPiece);
+uint64_t PieceMs(absl::Time until, absl::Duration piece) {
+  const absl::Duration left = std::clamp(until - absl::Now(), absl::Milliseconds(1), piece);
   return static_cast<uint64_t>(absl::ToInt64Milliseconds(left));
 }
 
@@ -37,23 +41,31 @@ Outcome<WorkerLease> WorkerLease::Take(Context& context, const Ref& ref,
   mh_error error{};
   mh_options options = MH_OPTIONS_INIT;
   options.runtime_dir = sockets->runtime_dir.c_str();
+  absl::Duration piece = kPiece;
   while (lease.client_ == nullptr) {
-    options.deadline_ms = PieceMs(until);
+    options.deadline_ms = PieceMs(until, piece);
     lease.client_.reset(mh_connect(&options, &error));
     if (lease.client_ != nullptr) break;
     if (interrupted()) return stop;
-    const bool may_come = error.status == MH_UNAVAILABLE || error.status == MH_DEADLINE_EXCEEDED;
-    if (!may_come || !timeout.has_value() || absl::Now() >= until) {
+    const bool slow = error.status == MH_DEADLINE_EXCEEDED;
+    const bool may_come = slow || error.status == MH_UNAVAILABLE;
+    if (!may_come || (!slow && !timeout.has_value()) || absl::Now() >= until) {
       Exit exit = FromLibrary(error, name);
       if (may_come) exit.code = ExitCode::kUnreachable;
       return exit;
     }
+    if (slow) piece = std::min(piece * 2, kLongestPiece);
   }
+  // A piece is also what the client waits for each later answer, files among them: again, with
+  // more.
+  options.deadline_ms = static_cast<uint64_t>(absl::ToInt64Milliseconds(kAnswerLimit));
+  lease.client_.reset(mh_connect(&options, &error));
+  if (lease.client_ == nullptr) return FromLibrary(error, name);
   mh_acquire_options acquire = MH_ACQUIRE_OPTIONS_INIT;
   acquire.wait = timeout.has_value() ? 1 : 0;
   while (true) {
     mh_handle* handle = nullptr;
-    acquire.deadline_ms = acquire.wait == 1 ? PieceMs(until) : 0;
+    acquire.deadline_ms = acquire.wait == 1 ? PieceMs(until, kPiece) : 0;
     const mh_status status =
         mh_acquire(lease.client_.get(), name.c_str(), &acquire, &handle, &error);
     if (status == MH_OK) {

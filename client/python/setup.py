@@ -7,6 +7,8 @@ import sys
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.command.sdist import sdist
+from setuptools.errors import SetupError
 
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
@@ -19,6 +21,10 @@ class BuildNative(build_ext):
 
     def run(self):
         given = os.environ.get("MODELHOST_BUILD")
+        if not given and not (ROOT / "client" / "src").is_dir():
+            raise SetupError(f"modelhost: the C++ sources of the library are not at {ROOT} (build in "
+                             "client/python of a clone of modelhost, or name its build folder with "
+                             "MODELHOST_BUILD)")
         folder = pathlib.Path(given) if given else pathlib.Path(self.build_temp).resolve() / "cmake"
         if not given:
             subprocess.run(
@@ -35,4 +41,14 @@ class BuildNative(build_ext):
         shutil.copy2((folder / "lib" / LIBRARY).resolve(), target / LIBRARY)
 
 
-setup(ext_modules=[Extension("modelhost._native", sources=[])], cmdclass={"build_ext": BuildNative})
+class NoSourceDistribution(sdist):
+    """An archive of this folder could not be built: most of what it is made of lies outside."""
+
+    def run(self):
+        raise SetupError("modelhost: there is no source distribution of the Python package alone, its "
+                         "C++ library is not part of this folder (make a wheel: python3 -m pip wheel "
+                         "--no-build-isolation client/python; or archive the whole clone)")
+
+
+setup(ext_modules=[Extension("modelhost._native", sources=[])],
+      cmdclass={"build_ext": BuildNative, "sdist": NoSourceDistribution})

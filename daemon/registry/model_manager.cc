@@ -333,6 +333,8 @@ absl::Status ModelManager::Impl::NoSuchVersion(const VersionKey& key) const {
 // --- Looking
 // ---------------------------------------------------------------------------------------
 
+uint64_t ModelManager::epoch() const { return impl_->labels.epoch; }
+
 StatusSnapshot ModelManager::Status() const {
   const Impl& impl = *impl_;
   StatusSnapshot status;

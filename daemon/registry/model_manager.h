@@ -372,6 +372,7 @@ class ModelManager {
   StatusSnapshot Status() const;
   std::vector<ModelSnapshot> Models() const;
   absl::StatusOr<ModelSnapshot> Model(const std::string& name) const;
+  uint64_t epoch() const;
   absl::StatusOr<VersionSnapshot> Version(const VersionKey& key) const;
   // Model and label to a version. NOT_FOUND.
   absl::StatusOr<VersionKey> Resolve(const std::string& model, const std::string& label) const;

@@ -31,6 +31,8 @@ absl::string_view CallKindName(CallGuard::Kind kind) {
       return "reflection streams";
     case CallGuard::Kind::kSession:
       return "sessions of workers";
+    case CallGuard::Kind::kIndex:
+      return "reads of an index";
   }
   return "calls";
 }
@@ -52,13 +54,16 @@ CallGuard::Limit CallGuard::LimitOf(Kind kind) {
       return {.of_uid = 2, .of_readers = 4, .in_all = 6};
     case Kind::kSession:
       return {.of_uid = 256, .of_readers = 768, .in_all = 1024};
+    case Kind::kIndex:  // As slow as its reader: not in the places of what is answered at once.
+      return {.of_uid = 16, .of_readers = 24, .in_all = 32};
   }
   return {};
 }
 
 int CallGuard::MostThreads() {
   int threads = LimitOf(Kind::kCall).of_readers + kCommandersCalls;
-  for (const Kind kind : {Kind::kWatch, Kind::kCommand, Kind::kPublish, Kind::kReflection}) {
+  for (const Kind kind :
+       {Kind::kWatch, Kind::kCommand, Kind::kPublish, Kind::kReflection, Kind::kIndex}) {
     threads += LimitOf(kind).in_all;
   }
   return threads;

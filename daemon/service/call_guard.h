@@ -31,7 +31,7 @@ namespace modelhost {
 
 class CallGuard {
  public:
-  enum class Kind { kCall, kWatch, kCommand, kPublish, kReflection, kSession };
+  enum class Kind { kCall, kWatch, kCommand, kPublish, kReflection, kSession, kIndex };
   struct Limit {
     int of_uid;      // Of one uid that may not command.
     int of_readers;  // Of all such together.
@@ -79,7 +79,7 @@ class CallGuard {
   struct Book {
     absl::Mutex mutex;
     std::unordered_map<const grpc::ServerContextBase*, Call> calls ABSL_GUARDED_BY(mutex);
-    std::array<Tally, 6> tallies ABSL_GUARDED_BY(mutex);
+    std::array<Tally, 7> tallies ABSL_GUARDED_BY(mutex);
     bool ticking ABSL_GUARDED_BY(mutex) = false;
   };
 

@@ -86,8 +86,17 @@ absl::StatusOr<UniqueFd> ConnectionTable::MoveToOwnNumber(const UniqueFd& socket
     UniqueFd moved(fcntl(socket.get(), F_DUPFD_CLOEXEC, number));
     const int error = moved.valid() ? 0 : errno;
     if (moved.valid() && moved.get() == number) return moved;
-    // Another number: something else has this one. It is looked at again in its turn.
+    // Something else has this one, and all up to the one that came. It is looked at again in its
+    // turn. The regions of a version with many files may have thousands: so the one that came is
+    // taken where it is free.
     free_.push_back(number);
+    if (moved.valid()) {
+      const auto came = std::find(free_.begin(), free_.end(), moved.get());
+      if (came != free_.end()) {
+        free_.erase(came);
+        return moved;
+      }
+    }
     if (error != 0 && error != EMFILE && error != EINVAL) {
       return ErrnoStatus(error, "control connection");
     }

@@ -140,6 +140,24 @@ TEST_F(ConnectionTableTest, NumbersThatOthersHaveAreSteppedOver) {
   EXPECT_FALSE(table.Find("fd:700").has_value());
 }
 
+TEST_F(ConnectionTableTest, ThousandsOfNumbersThatOthersHaveAreNoObstacle) {
+  // As the regions of a version with many files have them.
+  std::vector<UniqueFd> others;
+  for (int i = 0; i < 200; ++i) {
+    others.emplace_back(::fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC, kFirst));
+    ASSERT_TRUE(others.back().valid());
+  }
+  ConnectionTable table = Make(203);
+  std::set<int> numbers;
+  for (int i = 0; i < 3; ++i) {
+    auto socket = table.Admit(Socket(), Uid(1), kCommander);
+    ASSERT_TRUE(socket.ok()) << i << ": " << socket.status();
+    numbers.insert(socket->get());
+    others.push_back(*std::move(socket));
+  }
+  EXPECT_EQ(numbers, (std::set<int>{kFirst + 200, kFirst + 201, kFirst + 202}));
+}
+
 TEST_F(ConnectionTableTest, CountsConnectionsOfAUid) {
   ConnectionTable table = Make(20, /*most=*/100, /*most_of_uid=*/3);
   std::vector<UniqueFd> open;

@@ -56,6 +56,15 @@ std::string ReasonOf(const absl::Status& status) {
 
 }  // namespace
 
+bool IsProtoText(absl::string_view text) {
+  while (!text.empty()) {
+    const size_t length = SequenceLength(text);
+    if (length == 0) return false;
+    text.remove_prefix(length);
+  }
+  return true;
+}
+
 std::string SafeText(absl::string_view text, size_t most_bytes) {
   std::string out;
   out.reserve(std::min(text.size(), most_bytes));

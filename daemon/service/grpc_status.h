@@ -36,5 +36,7 @@ absl::Status WithReason(absl::Status status, absl::string_view reason);
 // `text` with every byte that is not part of UTF-8, and every control character, as U+FFFD, at most
 // `most_bytes` of it ("..." at the end of what was cut).
 std::string SafeText(absl::string_view text, size_t most_bytes = SIZE_MAX);
+// True: a field of type string can have it as it is (UTF-8).
+bool IsProtoText(absl::string_view text);
 
 }  // namespace modelhost

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
 #include "daemon/service/grpc_status.h"
 
 namespace modelhost {
@@ -19,6 +20,17 @@ std::string DigestText(std::span<const uint8_t> digest) {
 
 IndexPages::IndexPages(const FlatIndex& index, uint32_t most_tensors)
     : index_(index), most_tensors_(most_tensors == 0 ? UINT64_MAX : most_tensors) {}
+
+absl::Status IndexPages::Set(std::string* field, std::string_view text,
+                             absl::string_view what) const {
+  if (!IsProtoText(View(text))) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        what, " ", number_, " has a name that is no UTF-8 text: ", SafeText(View(text), 64),
+        " (read the index that comes with the ticket instead)"));
+  }
+  *field = std::string(text);
+  return absl::OkStatus();
+}
 
 uint64_t IndexPages::CountOf(Table table) const {
   switch (table) {
@@ -88,7 +100,7 @@ absl::Status IndexPages::Add(v1::IndexPage* page) {
       const auto file = index_.FileAt(number_);
       if (!file.ok()) return file.status();
       v1::IndexFile* added = page->add_files();
-      added->set_path(SafeText(View(file->path)));
+      if (auto set = Set(added->mutable_path(), file->path, "file"); !set.ok()) return set;
       added->set_role(SafeText(View(file->role)));
       added->set_bytes(file->bytes);
       added->set_sha256(DigestText(file->digest));
@@ -100,7 +112,8 @@ absl::Status IndexPages::Add(v1::IndexPage* page) {
       const auto component = index_.ComponentAt(number_);
       if (!component.ok()) return component.status();
       v1::IndexComponent* added = page->add_components();
-      added->set_name(SafeText(View(component->first)));
+      if (auto set = Set(added->mutable_name(), component->first, "component"); !set.ok())
+        return set;
       added->set_format(SafeText(View(component->second)));
       page_bytes_ += added->ByteSizeLong();
       break;
@@ -131,7 +144,7 @@ absl::Status IndexPages::AddMetadata(v1::IndexPage* page) {
   const size_t room = std::max<size_t>(kPageBytes - std::min(page_bytes_, kPageBytes), 1024);
   const std::string_view piece = entry->second.substr(value_done_, room);
   v1::IndexMetadata* added = page->add_metadata();
-  added->set_key(SafeText(View(entry->first)));
+  if (auto set = Set(added->mutable_key(), entry->first, "metadata entry"); !set.ok()) return set;
   added->set_value(piece.data(), piece.size());
   value_done_ += piece.size();
   added->set_more(value_done_ < entry->second.size());
@@ -148,7 +161,7 @@ absl::Status IndexPages::AddTensor(v1::IndexPage* page) {
   if (!tensor.ok()) return tensor.status();
   if (page->tensors().empty()) page->set_first_tensor(number_);
   v1::IndexTensor* added = page->add_tensors();
-  added->set_name(SafeText(View(tensor->name)));
+  if (auto set = Set(added->mutable_name(), tensor->name, "tensor"); !set.ok()) return set;
   added->set_dtype(std::string(tensor->dtype));
   *added->mutable_shape() = {tensor->shape.begin(), tensor->shape.end()};
   *added->mutable_strides() = {tensor->strides.begin(), tensor->strides.end()};
@@ -169,6 +182,24 @@ absl::Status IndexPages::AddTensor(v1::IndexPage* page) {
   page_bytes_ += added->ByteSizeLong() + 8;
   Step();
   return absl::OkStatus();
+}
+
+absl::Status SendPages(const FlatIndex& index, uint32_t most_tensors, Clock& clock,
+                       absl::FunctionRef<absl::Status(const v1::IndexPage&)> send) {
+  IndexPages pages(index, most_tensors);
+  const absl::Duration began = clock.Monotonic();
+  while (true) {
+    v1::IndexPage page;
+    const auto more = pages.Next(&page);
+    if (!more.ok()) return more.status();
+    if (!*more) return absl::OkStatus();
+    if (clock.Monotonic() - began > kLongestIndexRead) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("the index of ", index.tensor_count(), " tensors was not read within ",
+                       absl::FormatDuration(kLongestIndexRead), " (read the pages as they come)"));
+    }
+    if (auto sent = send(page); !sent.ok()) return sent;
+  }
 }
 
 }  // namespace modelhost

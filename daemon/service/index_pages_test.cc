@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/fakes/hand_index.h"
+#include "tests/fakes/manual_clock.h"
 
 namespace modelhost {
 namespace {
@@ -101,6 +102,39 @@ TEST(IndexPages, ALongValueGoesOnInTheNextEntries) {
   }
   EXPECT_EQ(joined, value);
   EXPECT_GT(entries, 2U);
+}
+
+TEST(IndexPages, ANameIsAsItIsAndOneThatIsNoTextIsAnError) {
+  HandIndex index = SmallModel(0);
+  index.Add("a\nb", 0, 1);
+  EXPECT_EQ(PagesOf(index)[0].tensors(0).name(), "a\nb");
+  index.Add("c\xff", 1, 1);
+  const std::vector<std::byte> bytes = index.Bytes();
+  const auto tables = FlatIndex::Read(bytes);
+  ASSERT_TRUE(tables.ok());
+  v1::IndexPage page;
+  const absl::Status status = IndexPages(*tables, 0).Next(&page).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("tensor 1 has a name"));
+}
+
+TEST(IndexPages, AReaderHasAMinuteForAllOfThem) {
+  const std::vector<std::byte> bytes = SmallModel(200).Bytes();
+  const auto tables = FlatIndex::Read(bytes);
+  ASSERT_TRUE(tables.ok());
+  ManualClock clock;
+  int sent = 0;
+  const auto slow = [&](const v1::IndexPage&) {
+    ++sent;
+    clock.Advance(absl::Seconds(7));
+    return absl::OkStatus();
+  };
+  const absl::Status status = SendPages(*tables, 1, clock, slow);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
+  EXPECT_EQ(sent, 9);
+  EXPECT_TRUE(SendPages(*tables, 100, clock, slow).ok());
+  EXPECT_TRUE(absl::IsCancelled(SendPages(
+      *tables, 1, clock, [](const v1::IndexPage&) { return absl::CancelledError("gone"); })));
 }
 
 TEST(IndexPages, ABrokenIndexEndsWithAnError) {

@@ -1,5 +1,8 @@
 #include "daemon/service/worker_service.h"
 
+#include <grpcpp/support/proto_buffer_reader.h>
+#include <grpcpp/support/proto_buffer_writer.h>
+
 #include <memory>
 #include <utility>
 
@@ -24,7 +27,7 @@ ErrorMetadata AboutRef(const std::string& verb, const v1::WorkerRef& ref) {
 // gRPC's own, one of a kind at a time; it deletes itself when gRPC is done with it, which is not
 // before Finish.
 class WorkerService::Stream final
-    : public grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>,
+    : public grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>,
       public SessionStream {
  public:
   Stream(ControlLoop& loop, WorkerSessions& sessions, WorkerSessions::Key key)
@@ -33,7 +36,7 @@ class WorkerService::Stream final
   WorkerSessions::Key key() const { return key_; }
 
   void Read() override {
-    v1::SessionRequest* request = nullptr;
+    grpc::ByteBuffer* request = nullptr;
     {
       absl::MutexLock lock(&mutex_);
       request = &request_;
@@ -41,10 +44,13 @@ class WorkerService::Stream final
     StartRead(request);
   }
   void Write(v1::SessionEvent event) override {
-    const v1::SessionEvent* written = nullptr;
+    const grpc::ByteBuffer* written = nullptr;
     {
       absl::MutexLock lock(&mutex_);
-      event_ = std::move(event);
+      event_.Clear();
+      bool own = false;
+      // It cannot fail: there is nothing that a message of ours lacks.
+      (void)grpc::GenericSerialize<grpc::ProtoBufferWriter, v1::SessionEvent>(event, &event_, &own);
       written = &event_;
     }
     StartWrite(written);
@@ -58,15 +64,34 @@ class WorkerService::Stream final
 
  private:
   void OnReadDone(bool ok) override {
-    v1::SessionRequest request;
+    if (!ok) {
+      Tell([](WorkerSession& session) { session.OnRead(nullptr); });
+      return;
+    }
+    auto request = Parse();
+    if (!request.ok()) {
+      Tell([status = request.status()](WorkerSession& session) { session.OnBadRequest(status); });
+      return;
+    }
+    Tell([request = *std::move(request)](WorkerSession& session) { session.OnRead(&request); });
+  }
+  absl::StatusOr<v1::SessionRequest> Parse() {
+    grpc::ByteBuffer bytes;
     {
       absl::MutexLock lock(&mutex_);
-      request = std::move(request_);
-      request_.Clear();
+      bytes.Swap(&request_);
     }
-    Tell([ok, request = std::move(request)](WorkerSession& session) {
-      session.OnRead(ok ? &request : nullptr);
-    });
+    if (bytes.Length() > WorkerSession::kMostRequestBytes) {
+      return absl::InvalidArgumentError(absl::StrCat("session: a request of ", bytes.Length(),
+                                                     " bytes, expected at most ",
+                                                     WorkerSession::kMostRequestBytes));
+    }
+    v1::SessionRequest request;
+    if (!grpc::GenericDeserialize<grpc::ProtoBufferReader, v1::SessionRequest>(&bytes, &request)
+             .ok()) {
+      return absl::InvalidArgumentError("session: a message that is no SessionRequest");
+    }
+    return request;
   }
   void OnWriteDone(bool /*ok*/) override {
     // One that failed is followed by OnCancel.
@@ -92,11 +117,11 @@ class WorkerService::Stream final
   const WorkerSessions::Key key_;
   // Orders what the control thread and gRPC's threads do with the messages; each has them in turn.
   absl::Mutex mutex_;
-  v1::SessionRequest request_ ABSL_GUARDED_BY(mutex_);
-  v1::SessionEvent event_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer request_ ABSL_GUARDED_BY(mutex_);
+  grpc::ByteBuffer event_ ABSL_GUARDED_BY(mutex_);
 };
 
-grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* WorkerService::Session(
+grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* WorkerService::Session(
     grpc::CallbackServerContext* context) {
   // Its own owner, until OnDone.
   Stream* stream = std::make_unique<Stream>(deps_.loop, deps_.sessions, next_key_++).release();
@@ -120,8 +145,8 @@ void WorkerService::Begin(grpc::CallbackServerContext& context, const Peer& peer
   }
   auto session = std::make_shared<WorkerSession>(WorkerSession::Deps{deps_.manager, deps_.clock},
                                                  peer, stream);
+  session->Start(deps_.manager.epoch(), deps_.info.runtime_dir + "/handles.sock");
   deps_.sessions.Add(stream.key(), session);
-  session->Start(deps_.manager.Status().epoch, deps_.info.runtime_dir + "/handles.sock");
 }
 
 void WorkerService::EndSessions() {
@@ -145,7 +170,7 @@ absl::StatusOr<WorkerService::Found> WorkerService::Find(const Peer& peer,
   auto version = deps_.manager.Version(key);
   if (!version.ok()) return version.status();
   found.version = *std::move(version);
-  found.epoch = deps_.manager.Status().epoch;
+  found.epoch = deps_.manager.epoch();
   const auto& digest = found.version.digest;
   if (!ref.digest.IsZero() && digest.has_value() && *digest != ref.digest) {
     return absl::NotFoundError(absl::StrCat(key.ToString(), ": has digest ", digest->Short(),
@@ -182,7 +207,7 @@ grpc::Status WorkerService::GetIndex(grpc::ServerContext* context,
                                      grpc::ServerWriter<v1::IndexPage>* writer) {
   const ErrorMetadata about = AboutRef("GetIndex", request->ref());
   const auto peer =
-      deps_.admission.Admit(*context, Admission::Right::kRead, "GetIndex", CallGuard::Kind::kCall);
+      deps_.admission.Admit(*context, Admission::Right::kRead, "GetIndex", CallGuard::Kind::kIndex);
   if (!peer.ok()) return ToGrpcStatus(peer.status(), about);
   const auto ref = ToRef(request->ref(), /*redeclare=*/false);
   if (!ref.ok()) return ToGrpcStatus(ref.status(), about);
@@ -199,17 +224,13 @@ grpc::Status WorkerService::GetIndex(grpc::ServerContext* context,
   const auto index = FlatIndex::Map(found->version.resident->index);
   found->version.resident.reset();  // The reader may be slow; the weights need not wait for it.
   if (!index.ok()) return ToGrpcStatus(index.status(), about);
-  IndexPages pages(*index, request->page_tensors());
-  while (true) {
-    if (auto status = deps_.admission.StillWanted(*context); !status.ok()) {
-      return ToGrpcStatus(status, about);
-    }
-    v1::IndexPage page;
-    const auto more = pages.Next(&page);
-    if (!more.ok()) return ToGrpcStatus(more.status(), about);
-    if (!*more) return grpc::Status::OK;
-    if (!writer->Write(page)) return grpc::Status::CANCELLED;
-  }
+  const auto sent = SendPages(
+      *index, request->page_tensors(), deps_.clock, [&](const v1::IndexPage& page) -> absl::Status {
+        if (auto status = deps_.admission.StillWanted(*context); !status.ok()) return status;
+        if (!writer->Write(page)) return absl::CancelledError("the caller has gone");
+        return absl::OkStatus();
+      });
+  return ToGrpcStatus(sent, about);
 }
 
 }  // namespace modelhost

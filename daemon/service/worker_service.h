@@ -23,7 +23,8 @@
 
 namespace modelhost {
 
-class WorkerService final : public v1::Worker::WithCallbackMethod_Session<v1::Worker::Service> {
+// Sessions come as bytes: how many they are is looked at before they are parsed.
+class WorkerService final : public v1::Worker::WithRawCallbackMethod_Session<v1::Worker::Service> {
  public:
   // All outlive the service.
   struct Deps {
@@ -39,8 +40,8 @@ class WorkerService final : public v1::Worker::WithCallbackMethod_Session<v1::Wo
   // Tells every stream that the daemon stops, and ends it. Not on the loop's thread.
   void EndSessions();
 
-  using v1::Worker::WithCallbackMethod_Session<v1::Worker::Service>::Session;
-  grpc::ServerBidiReactor<v1::SessionRequest, v1::SessionEvent>* Session(
+  using v1::Worker::WithRawCallbackMethod_Session<v1::Worker::Service>::Session;
+  grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>* Session(
       grpc::CallbackServerContext* context) override;
   grpc::Status Resolve(grpc::ServerContext* context, const v1::ResolveRequest* request,
                        v1::Resolved* response) override;

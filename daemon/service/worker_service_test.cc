@@ -178,6 +178,22 @@ TEST_F(WorkerServiceTest, AUidHasOnlySoManyStreams) {
   }
 }
 
+TEST_F(WorkerServiceTest, ARequestThatIsTooLongIsNotEvenParsed) {
+  auto stream = Open();
+  stream->Next();
+  stream->Acquire();
+  v1::SessionRequest request;
+  for (int i = 0; i < 20'000; ++i) request.mutable_acquire()->add_refs();
+  ASSERT_GT(request.ByteSizeLong(), WorkerSession::kMostRequestBytes);
+  ASSERT_TRUE(stream->calls->Write(request));
+  v1::SessionEvent event;
+  EXPECT_FALSE(stream->calls->Read(&event));
+  const grpc::Status status = stream->calls->Finish();
+  EXPECT_EQ(status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(status.error_message(), HasSubstr("a request of 40"));
+  AwaitLeases(0);
+}
+
 TEST_F(WorkerServiceTest, AStopTellsTheStreamsAndEndsThem) {
   auto stream = Open();
   stream->Next();

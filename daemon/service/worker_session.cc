@@ -18,17 +18,16 @@ const char* TransportName(const ResidentVersion& version) {
   return sealed ? "host_memfd" : "host_file";
 }
 
+// Those that come along: a version may have a hundred thousand other files.
 void DescribeRegions(const ResidentVersion& version, v1::Grant* out) {
-  for (uint32_t i = 0; i < version.regions.size(); ++i) {
-    const HostRegion& region = *version.regions[i];
+  for (const uint32_t number : version.eager) {
+    const HostRegion& region = *version.regions[number];
     v1::RegionDescriptor* added = out->add_regions();
-    added->set_number(i);
+    added->set_number(number);
     added->set_bytes(region.bytes());
     added->set_kind(region.kind() == abi::RegionKind::kSealed ? "sealed" : "file");
     added->set_sha256(region.digest().Hex());
-  }
-  for (const uint32_t eager : version.eager) {
-    out->mutable_regions(static_cast<int>(eager))->set_with_grant(true);
+    added->set_with_grant(true);
   }
 }
 
@@ -116,6 +115,12 @@ void WorkerSession::OnRead(const v1::SessionRequest* request) {
   Go();
 }
 
+void WorkerSession::OnBadRequest(const absl::Status& status) {
+  reading_ = false;
+  End(status, "bad request");
+  Go();
+}
+
 void WorkerSession::OnWritten() {
   writing_ = false;
   Go();
@@ -148,59 +153,57 @@ void WorkerSession::Handle(const v1::SessionRequest& request) {
 }
 
 void WorkerSession::Acquire(uint64_t request_id, const v1::AcquireRequest& request) {
-  const absl::Duration received = deps_.clock.Monotonic();
   auto refs = ToRefs(request);
   if (!refs.ok()) return AnswerError(request_id, refs.status());
-  if (!request.has_timeout()) {
-    return FinishAcquire(request_id, request, received, deps_.manager.Acquire(id_, *refs));
-  }
+  Asked asked{request_id, {}, request.gpu(), request.redeclare(), deps_.clock.Monotonic()};
+  for (const AcquireRef& ref : *refs) asked.refs.emplace_back(ref.model, ref.label);
+  if (!request.has_timeout()) return FinishAcquire(asked, deps_.manager.Acquire(id_, *refs));
   const auto timeout = FromProto(request.timeout());
   if (!timeout.ok()) return AnswerError(request_id, timeout.status());
   // The manager limits how many may wait.
   deps_.manager.AcquireOrWait(
       id_, *std::move(refs), std::min(*timeout, kLongestWait),
-      [weak = weak_from_this(), request_id, request,
-       received](absl::StatusOr<std::vector<Grant>> grants) {
+      [weak = weak_from_this(),
+       asked = std::move(asked)](absl::StatusOr<std::vector<Grant>> grants) {
         const auto self = weak.lock();
         if (self == nullptr || self->id_ == 0) return;
-        self->FinishAcquire(request_id, request, received, grants);
+        self->FinishAcquire(asked, grants);
         self->Go();
       },
       request.redeclare() ? ModelManager::WaitFor::kKnownVersions
                           : ModelManager::WaitFor::kAnything);
 }
 
-void WorkerSession::FinishAcquire(uint64_t request_id, const v1::AcquireRequest& request,
-                                  absl::Duration received,
+void WorkerSession::FinishAcquire(const Asked& asked,
                                   const absl::StatusOr<std::vector<Grant>>& grants) {
-  const absl::Duration took = deps_.clock.Monotonic() - received;
+  const absl::Duration took = deps_.clock.Monotonic() - asked.received;
   if (!grants.ok()) {
-    AnswerError(request_id, grants.status());
-    for (const v1::WorkerRef& ref : request.refs()) {
+    AnswerError(asked.request_id, grants.status());
+    for (const auto& [model, label] : asked.refs) {
       // A name that only the caller knows must not become a series of its own.
-      const bool known = deps_.manager.Model(ref.model()).ok();
-      deps_.manager.ReportAttach(known ? ref.model() : "", "none", took, grants.status());
+      const bool known = deps_.manager.Model(model).ok();
+      deps_.manager.ReportAttach(known ? model : "", "none", took, grants.status());
     }
     return;
   }
   v1::SessionEvent event;
-  event.set_request_id(request_id);
+  event.set_request_id(asked.request_id);
   absl::Status told;
-  for (const Grant& grant : *grants) {
-    leases_[grant.lease] = {grant.key, grant.label};
-    told.Update(ToProto(grant, request, event.mutable_granted()->add_grants()));
+  for (size_t i = 0; i < grants->size(); ++i) {
+    const Grant& grant = (*grants)[i];
+    // One that is declared again has a version and the label that it was asked for under.
+    leases_[grant.lease] = {grant.key, asked.redeclare ? asked.refs[i].second : grant.label};
+    told.Update(ToProto(grant, asked, event.mutable_granted()->add_grants()));
   }
   if (!told.ok()) {  // No random numbers: then there is no lease either.
     for (const Grant& grant : *grants) {
       leases_.erase(grant.lease);
       (void)deps_.manager.Release(id_, grant.lease);
     }
-    return AnswerError(request_id, told);
+    return AnswerError(asked.request_id, told);
   }
-  if (request.redeclare()) {
-    for (int i = 0; i < request.refs_size(); ++i) {
-      leases_[(*grants)[i].lease].label = request.refs(i).label();
-    }
+  if (asked.redeclare) {
+    for (const Grant& grant : *grants) TellWhatWasMissed(leases_.at(grant.lease));
   }
   Answer(std::move(event));
   for (const Grant& grant : *grants) {
@@ -209,8 +212,19 @@ void WorkerSession::FinishAcquire(uint64_t request_id, const v1::AcquireRequest&
   }
 }
 
-absl::Status WorkerSession::ToProto(const Grant& grant, const v1::AcquireRequest& request,
-                                    v1::Grant* out) {
+void WorkerSession::TellWhatWasMissed(const Held& held) {
+  if (held.label.empty()) return;
+  const auto model = deps_.manager.Model(held.key.model);
+  if (!model.ok()) return;
+  LabelChange change{held.key.model, held.label, held.key.version, 0, 0};
+  if (const auto now = model->labels.find(held.label); now != model->labels.end()) {
+    change.to = now->second.version;
+    change.generation = now->second.generation;
+  }
+  if (change.to != held.key.version) moved_[{change.model, change.label}] = change;
+}
+
+absl::Status WorkerSession::ToProto(const Grant& grant, const Asked& asked, v1::Grant* out) {
   const ResidentVersion& version = *grant.resident;
   out->set_lease(grant.lease);
   out->set_model(grant.key.model);
@@ -221,11 +235,11 @@ absl::Status WorkerSession::ToProto(const Grant& grant, const v1::AcquireRequest
   out->set_format(SafeText(version.format));
   out->set_tensor_count(version.tensor_count);
   out->set_tensor_bytes(version.tensor_bytes);
-  if (request.redeclare()) return absl::OkStatus();
+  if (asked.redeclare) return absl::OkStatus();
   out->set_index_bytes(version.index.bytes);
   DescribeRegions(version, out);
-  if (!request.gpu().empty()) DescribeDevice(grant, request.gpu(), out->mutable_device());
-  const auto ticket = deps_.manager.IssueTicket(id_, grant, !request.gpu().empty());
+  if (!asked.gpu.empty()) DescribeDevice(grant, asked.gpu, out->mutable_device());
+  const auto ticket = deps_.manager.IssueTicket(id_, grant, !asked.gpu.empty());
   if (!ticket.ok()) return ticket.status();
   out->set_ticket(ticket->data(), ticket->size());
   modelhost::ToProto(deps_.manager.ticket_life(), out->mutable_ticket_life());

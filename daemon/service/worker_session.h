@@ -44,6 +44,7 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
  public:
   static constexpr size_t kMostAnswers = 16;
   static constexpr int kMostRefs = 32;
+  static constexpr size_t kMostRequestBytes = size_t{16} << 10;  // 32 references are 6 KiB.
 
   struct Deps {
     ModelManager& manager;
@@ -58,6 +59,8 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
   void Start(uint64_t epoch, const std::string& handles_socket);
   // What was read; null: nothing more comes, and the session ends.
   void OnRead(const v1::SessionRequest* request);
+  // What was read is no request. Ends the stream, which says why.
+  void OnBadRequest(const absl::Status& status);
   void OnWritten();
   // The caller has gone, or was too slow.
   void OnCancel();
@@ -78,11 +81,21 @@ class WorkerSession : public std::enable_shared_from_this<WorkerSession> {
     std::string label;
   };
 
+  // What is remembered of an acquire that waits: not what else was in the message.
+  struct Asked {
+    uint64_t request_id = 0;
+    std::vector<std::pair<std::string, std::string>> refs;  // Model and label, checked.
+    std::string gpu;
+    bool redeclare = false;
+    absl::Duration received;
+  };
+
   void Handle(const v1::SessionRequest& request);
   void Acquire(uint64_t request_id, const v1::AcquireRequest& request);
-  void FinishAcquire(uint64_t request_id, const v1::AcquireRequest& request,
-                     absl::Duration received, const absl::StatusOr<std::vector<Grant>>& grants);
-  absl::Status ToProto(const Grant& grant, const v1::AcquireRequest& request, v1::Grant* out);
+  void FinishAcquire(const Asked& asked, const absl::StatusOr<std::vector<Grant>>& grants);
+  // A worker that was away did not hear where its label went meanwhile.
+  void TellWhatWasMissed(const Held& held);
+  absl::Status ToProto(const Grant& grant, const Asked& asked, v1::Grant* out);
   void Release(uint64_t request_id, LeaseId lease);
   void Answer(v1::SessionEvent event);
   void AnswerError(uint64_t request_id, const absl::Status& status);

@@ -47,8 +47,8 @@ class WorkerSessionTest : public ManagerTest {
     OnLoop([&] {
       session_ =
           std::make_shared<WorkerSession>(WorkerSession::Deps{*manager_, clock_}, peer, stream_);
-      sessions_.Add(1, session_);
       session_->Start(5, "/run/handles.sock");
+      sessions_.Add(1, session_);
     });
     Written();
     ASSERT_EQ(stream_.written.size(), 1U);
@@ -319,6 +319,48 @@ TEST_F(WorkerSessionTest, ARedeclaredLeaseHasNoTicketAndKeepsItsLabel) {
   Swap(2);
   Drain();
   EXPECT_EQ(stream_.written.back().generation_changed().version(), 2U);
+}
+
+TEST_F(WorkerSessionTest, WhoDeclaresAgainHearsWhereTheLabelWentMeanwhile) {
+  Begin();
+  Swap(2);
+  v1::SessionRequest request = AcquireOf(1, 1);
+  request.mutable_acquire()->set_redeclare(true);
+  request.mutable_acquire()->mutable_refs(0)->set_label("stable");
+  Send(request);
+  Drain();
+  ASSERT_EQ(stream_.written.size(), 2U);
+  EXPECT_EQ(stream_.written[0].granted().grants(0).version(), 1U);
+  EXPECT_EQ(stream_.written[1].generation_changed().label(), "stable");
+  EXPECT_EQ(stream_.written[1].generation_changed().version(), 2U);
+  EXPECT_EQ(stream_.written[1].generation_changed().generation(), 2U);
+  request.mutable_acquire()->mutable_refs(0)->set_label("gone");
+  EXPECT_EQ(Ask(request).generation_changed().version(), 0U);
+}
+
+TEST_F(WorkerSessionTest, WhoDeclaresALabelAgainFollowsIt) {
+  Begin();
+  v1::SessionRequest request = AcquireOf(1);
+  request.mutable_acquire()->set_redeclare(true);
+  EXPECT_EQ(Ask(request).granted().grants(0).version(), 1U);
+  Swap(2);
+  Drain();
+  EXPECT_EQ(stream_.written.back().generation_changed().label(), "stable");
+  EXPECT_EQ(stream_.written.back().generation_changed().version(), 2U);
+}
+
+TEST_F(WorkerSessionTest, WhatIsNoRequestEndsTheStreamAndItsLeases) {
+  Begin();
+  Ask(AcquireOf(1));
+  OnLoop([&] {
+    stream_.reading = false;
+    sessions_.With(1, [](WorkerSession& session) {
+      session.OnBadRequest(absl::InvalidArgumentError("too long"));
+    });
+  });
+  EXPECT_EQ(Leases(), 0U);
+  ASSERT_TRUE(stream_.end.has_value());
+  EXPECT_TRUE(absl::IsInvalidArgument(*stream_.end));
 }
 
 TEST_F(WorkerSessionTest, WhoMayNotReadTheModelGetsNoLease) {

@@ -19,10 +19,8 @@ class WorkerSessions final : public Observer {
  public:
   using Key = uint64_t;  // Of a stream; never reused.
 
-  // `session` is kept until it is finished.
-  void Add(Key key, std::shared_ptr<WorkerSession> session) {
-    sessions_.emplace(key, std::move(session));
-  }
+  // A started one, which is kept until it is finished.
+  void Add(Key key, std::shared_ptr<WorkerSession> session);
   // Nothing happens when the stream is over. Not from inside the manager.
   void With(Key key, absl::FunctionRef<void(WorkerSession&)> call);
   // Ends them all; each is told.
@@ -34,7 +32,10 @@ class WorkerSessions final : public Observer {
   void OnLease(const Lease& lease, LeaseChange change) override;
 
  private:
+  void EraseFinished(Key key);
+
   std::map<Key, std::shared_ptr<WorkerSession>> sessions_;
+  std::map<SessionId, Key> keys_;  // Of those in sessions_.
 };
 
 }  // namespace modelhost

@@ -14,6 +14,7 @@ Says "ready" once all is imported, then answers each line of its input with one 
 acquiring and one tensor's address; of the same with all tensor objects; of parsing FILE's header.
 """
 import json
+import os
 import statistics
 import struct
 import sys
@@ -29,9 +30,12 @@ def header_of(path):
 def read_safetensors(path):
     import torch
     start, header = header_of(path)
-    with open(path, "rb") as file:
+    data = bytearray(os.stat(path).st_size - start)
+    with open(path, "rb", buffering=0) as file:
         file.seek(start)
-        data = bytearray(file.read())
+        view = memoryview(data)
+        while view:  # A read gives 2 GiB at most.
+            view = view[file.readinto(view):]
     made = {}
     for name, entry in header.items():
         begin, end = entry["data_offsets"]

@@ -45,6 +45,7 @@ class Programs:
         self.build = build
         self.bin, self.lib, self.stress = build / "bin", build / "lib", build / "stress"
         self.fakecuda, self.device_worker = build / "tests/fakecuda", build / "tests/device_worker"
+        self.ros_node = build / "tests/ros_node_driver"
         self.scripts = HERE
         self.python = build / "python"  # The Python package, where it was built.
         self._copy = None
@@ -64,6 +65,9 @@ class Programs:
                 shutil.copytree(self.fakecuda, copy / "fakecuda", symlinks=True)
                 shutil.copy2(self.device_worker, copy / "device_worker")
                 self.fakecuda, self.device_worker = copy / "fakecuda", copy / "device_worker"
+            if self.ros_node.exists():
+                shutil.copy2(self.ros_node, copy / "ros_node_driver")
+                self.ros_node = copy / "ros_node_driver"
             if self.python.is_dir():
                 shutil.copytree(self.python, copy / "python")
                 self.python = copy / "python"

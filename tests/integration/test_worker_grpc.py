@@ -1,19 +1,16 @@
 """Workers in any language: grpcio and the standard library, descriptors by ticket."""
 import json
-import os
-import re
 import shutil
 import subprocess
 import unittest
 
 import models
-from harness import (AS_ROOT, CLIENT, DEADLINE_S, OPERATOR, ROOT, STRANGER, Case, as_user,
+from harness import (CLIENT, DEADLINE_S, OPERATOR, ROOT, STRANGER, Case, as_user,
                      end_with_us, environment, footprint, many, needs_root, smoke, wait_for)
 import harness
 
 NOT_FOUND, DENIED, PRECONDITION, DEADLINE, INVALID, CANCELLED, UNAVAILABLE = 5, 7, 9, 4, 3, 1, 14
 EXAMPLE = ROOT / "client/examples/grpc_worker.py"
-GUIDE = ROOT / "docs/grpc_workers.md"
 MIB = 1 << 20
 
 
@@ -341,43 +338,6 @@ class BadUse(GrpcCase):
                  lambda: len(self.json("leases")["items"]) == 1, 3 * DEADLINE_S)
         self.assertNotIn(deaf.ok("deaf_end"), ("OK", "(goes on)"))
         other.ok("acquire")
-
-
-class Guide(GrpcCase):
-    """docs/grpc_workers.md: what it shows is in the files that it is about, and its commands run."""
-
-    @staticmethod
-    def blocks(language):
-        return re.findall(rf"^```{language}\n(.*?)^```$", GUIDE.read_text(), re.M | re.S)
-
-    def test_every_block_is_run_or_taken_from_where_it_says(self):
-        places = {"python": EXAMPLE, "proto": ROOT / "proto/modelhost/v1/worker.proto",
-                  "c": ROOT / "proto/abi/handle_frame.h"}
-        for language, path in places.items():
-            found = self.blocks(language)
-            self.assertTrue(found, language)
-            for block in found:
-                self.assertIn(block, path.read_text(), f"a block of {language} is not in {path}")
-        languages = re.findall(r"^```(\w*)$", GUIDE.read_text(), re.M)
-        self.assertLessEqual(set(languages), {*places, "sh", ""})
-
-    def test_its_commands_work_for_a_new_user(self):
-        self.serve("planner", 1)
-        home = self.folder / "home"
-        home.mkdir(mode=0o755)
-        for name in ("proto", "client/examples"):
-            shutil.copytree(ROOT / name, home / name)
-        for path in [home, *home.rglob("*")]:
-            path.chmod(path.stat().st_mode | 0o055 if path.is_dir() else 0o755)
-            if AS_ROOT:
-                os.chown(path, CLIENT, CLIENT)
-        for block in self.blocks("sh"):
-            done = subprocess.run(
-                ["/bin/sh", "-euc", block], cwd=home, capture_output=True, text=True, check=False,
-                timeout=2 * DEADLINE_S, **as_user(CLIENT),
-                env=environment(MODELHOST_RUNTIME_DIR=str(self.daemon.runtime), HOME=str(home)))
-            self.assertEqual(done.returncode, 0, f"{block}\n{done.stdout}{done.stderr}")
-        self.assertIn("planner@1 generation 1: 4 tensors", done.stdout)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,8 @@ LAYERS = {
     "client/src": ["proto/abi", "proto/handle", "proto/cuda", "client/include"],
     "client/examples": ["client/include"],
     "client/python": ["client/include"],
+    "client/ros": ["client/include", "client/examples"],
+    "client/exec_names": [],
     "client/modelctl": ["proto/modelhost", "proto/abi", "proto/handle", "client/include",
                         "daemon/format"],
     "daemon": ["*"],  # main, app, config: the one composition root
@@ -56,6 +58,7 @@ HOMES = {
     "re2/": r"daemon/store/name_patterns\.cc$",
     "CLI/": r"daemon/(main|config)|client/modelctl/",
     "pybind11/": r"client/python/",
+    "rclcpp": r"client/ros/",
     "cuda": r"proto/cuda/|daemon/device_agent/|client/src/cuda_",
     "liburing": r"daemon/platform/",
     "openssl/": r"daemon/(platform|store|region|registry)/",
@@ -67,7 +70,7 @@ HOMES = {
     "sys/un.h": r"proto/handle/fd_channel\.cc$|daemon/platform/(peer|unix_listener)\.cc$",
 }
 # libmodelhost.so links libc and libstdc++ only, and so do the public headers that a node compiles.
-NO_ABSL = re.compile(r"proto/|client/(include|src|examples|python)/")
+NO_ABSL = re.compile(r"proto/|client/(include|src|examples|python|ros|exec_names)/")
 
 INCLUDE = re.compile(r'^\s*#\s*include\s+([<"])([^>"]+)[>"]')
 TEST_FILE = re.compile(r"_(test|fuzzer|bench)\.cc$|_test_\w+\.(h|cc)$|/testing/")

@@ -7,6 +7,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_banned  # noqa: E402
+import check_docs  # noqa: E402
 import check_fault_table  # noqa: E402
 import check_includes  # noqa: E402
 
@@ -46,6 +47,8 @@ class Includes(unittest.TestCase):
                 ("daemon/service/control.cc", '"modelhost/v1/control.pb.h"'),
                 ("daemon/service/control.cc", "<grpcpp/grpcpp.h>"),
                 ("client/examples/node.cc", '"modelhost/modelhost.hpp"'),
+                ("client/ros/node/node.cc", '"client/examples/node.h"'),
+                ("client/ros/node/node.cc", "<rclcpp_lifecycle/lifecycle_node.hpp>"),
                 ("client/modelctl/inspect.cc", '"daemon/format/tensor_index.h"'),
                 ("daemon/app.cc", '"daemon/service/control_service.h"'),
                 ("daemon/store/store_test.cc", "<sys/mman.h>"),
@@ -62,6 +65,8 @@ class Includes(unittest.TestCase):
                 ("daemon/registry/registry.cc", '"modelhost/v1/control.pb.h"', "may not include"),
                 ("client/src/session.cc", '"daemon/registry/ids.h"', "may not include"),
                 ("client/examples/node.cc", '"proto/handle/unique_fd.h"', "may not include"),
+                ("client/ros/node/node.cc", '"client/src/session.h"', "may not include"),
+                ("client/examples/node.cc", "<rclcpp/rclcpp.hpp>", "may only be included"),
                 ("client/include/modelhost/modelhost.h", '"proto/abi/dtype.h"', "may not include"),
                 ("client/include/modelhost/modelhost.h", "<grpcpp/grpcpp.h>", "may only be included"),
                 ("client/src/session.cc", '"absl/status/status.h"', "no absl"),
@@ -178,6 +183,36 @@ class FaultTable(unittest.TestCase):
                     "| a | b | c | none |", "| a | b | `Good.Is` |", "| a | b | c | d | `Good.Is` |",
                     "no row at all"):
             self.assertEqual(len(self.complaints(row)), 1, row)
+
+
+class Docs(unittest.TestCase):
+    def complaints(self, text, table=None):
+        files = {"page.md": text, "tests/t.py": "runs page.md\n"}
+        with Tree(files) as root:
+            return check_docs.check(root, {"page.md": table} if table else {})
+
+    def test_blocks_that_a_test_runs_or_that_say_why_not_are_fine(self):
+        self.assertEqual(self.complaints("```sh\nls\n```\n", {"sh": "tests/t.py"}), [])
+        self.assertEqual(self.complaints("```text\n  picture\n```\n"), [])
+        self.assertEqual(self.complaints("```sh not run: it takes hours\nls\n```\n"), [])
+        self.assertEqual(self.complaints("1. A list\n\n    that goes on\n\ntext\n"), [])
+
+    def test_a_block_that_nobody_runs_is_seen(self):
+        for text, table, word in [
+                ("```sh\nls\n```\n", None, "no test runs"),
+                ("```sh\nls\n```\n```c\nx\n```\n", {"sh": "tests/t.py"}, "no test runs a block of c"),
+                ("```\nls\n```\n", None, "names no language"),
+                ("text\n\n    ls\n    ls\n\ntext\n", None, "indented"),
+                ("```sh maybe\nls\n```\n", None, "not run: REASON"),
+                ("```sh not run:\nls\n```\n", None, "not run: REASON"),
+                ("```sh\nls\n", {"sh": "tests/t.py"}, "no end"),
+                ("no block\n", {"sh": "tests/t.py"}, "has no such block"),
+                ("```sh\nls\n```\n", {"sh": "tests/gone.py"}, "is not there"),
+        ]:
+            with self.subTest(text):
+                found = self.complaints(text, table)
+                self.assertEqual(len(found), 1, found)
+                self.assertIn(word, found[0])
 
 
 if __name__ == "__main__":

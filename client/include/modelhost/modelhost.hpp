@@ -304,6 +304,12 @@ class LiveSet {
   size_t size() const { return handles_.size(); }
   // Of the set adopted last, in the order of the references. Valid after the first Adopt.
   ModelHandle operator[](size_t number) const { return ModelHandle::Share(handles_[number]); }
+  // Why the last try to attach a newer set failed; MH_OK in `status` when it did not.
+  Error status() const {
+    mh_error error{};
+    mh_live_set_status(live_.get(), &error);
+    return internal::TakeError(error);
+  }
 
  private:
   struct Releaser {

@@ -17,6 +17,19 @@ Errors: `Error` and its subclasses, one for each status of the C API, with the l
 fork: a child may go on reading; calls that need the daemon raise FailedPrecondition there until the
 child connects for itself.
 """
+from pkgutil import extend_path as _extend_path
+
+try:
+    from ._native import File, Tensor
+except ModuleNotFoundError as _error:
+    import pathlib as _pathlib
+    import sys as _sys
+    _built = sorted(path.name for path in _pathlib.Path(__file__).parent.glob("_native.*.so"))
+    raise ImportError(f"modelhost._native: there is none for this Python, {_sys.executable} "
+                      f"({_sys.implementation.cache_tag}), but {', '.join(_built) or 'none at all'} (use "
+                      "the Python that it was built for, or build for this one with "
+                      "-DMODELHOST_PYTHON_EXECUTABLE)") from _error
+
 from ._client import Client, connect
 from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExceeded, Error,
                       FailedPrecondition, Internal, InvalidArgument, NotFound, OutOfRange,
@@ -24,7 +37,6 @@ from ._errors import (Aborted, AlreadyExists, Cancelled, DataLoss, DeadlineExcee
                       Unimplemented, Unknown)
 from ._handle import Handle
 from ._live import Live, LiveSet
-from ._native import File, Tensor
 
 __all__ = [
     "Aborted", "AlreadyExists", "Cancelled", "Client", "DataLoss", "DeadlineExceeded", "Error",
@@ -32,6 +44,10 @@ __all__ = [
     "NotFound", "OutOfRange", "PermissionDenied", "ResourceExhausted", "Tensor", "Unauthenticated",
     "Unavailable", "Unimplemented", "Unknown", "connect",
 ]
+
+# Messages that protoc generates from proto/ are modules `modelhost.v1.*`: a folder that has them may
+# be on sys.path beside this package, for programs that use both.
+__path__ = _extend_path(__path__, __name__)
 
 # As users know them, not where they are defined.
 for _name in __all__:

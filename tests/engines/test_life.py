@@ -1,0 +1,148 @@
+"""A program under modelctl exec while things happen: swaps, signals, deaths, children."""
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import engine_case  # noqa: E402
+import harness  # noqa: E402
+import models  # noqa: E402
+
+wait_for = harness.wait_for
+PYTHON = ["/usr/bin/python3", "-B"]
+FILES = ("{model.safetensors}", "{tokenizer.json}")
+
+
+class Life(engine_case.Case):
+    def begin(self, residency="mapped", flags=()):
+        self.daemon_with(residency, "planner", more='keep_previous = "0s"\n')
+        self.serve("planner", 1)
+        # An engine has a folder of its own for what modelctl makes.
+        self.runtime = self.folder / f"user-{residency}"
+        self.runtime.mkdir()
+        if harness.AS_ROOT:
+            os.chown(self.runtime, harness.CLIENT, harness.CLIENT)
+        self.engines_env = {"XDG_RUNTIME_DIR": str(self.runtime)}
+        version = self.daemon.store / "models/planner/versions/1"
+        self.first = {name: models.sha256(version / name) for name in ("model.safetensors", "tokenizer.json")}
+        running = self.start("planner", [*PYTHON, self.program("ask_files.py"), *FILES], flags)
+        self.assertEqual(running.answer["pid"], running.engine_pid)
+        if not flags:
+            self.assertEqual(running.answer["files"], self.first)
+        return running
+
+    def start(self, ref, command, flags=()):
+        running = engine_case.Running(self.daemon, ref, command, flags, harness.CLIENT, self.engines_env)
+        self.addCleanup(running.end)
+        return running
+
+    def folders(self):
+        return os.listdir(self.runtime)
+
+    def test_a_swap_leaves_it_what_it_has(self):
+        for residency in engine_case.KINDS:
+            with self.subTest(residency=residency):
+                running = self.begin(residency)
+                self.serve("planner", 2)
+                # It opens its paths again, long after the version has lost its label.
+                self.assertEqual(running.ask()["files"], self.first)
+                self.assertEqual([row["version"] for row in self.json("leases")["items"]], [1])
+                newer = self.start("planner", [*PYTHON, self.program("ask_files.py"), *FILES])
+                self.assertNotEqual(newer.answer["files"], self.first)
+                self.assertEqual((running.end(), newer.end()), (0, 0))
+                self.wait_leases(0)
+                # Nobody holds it any more, and it goes.
+                wait_for("version 1 to be unloaded", lambda: self.version_row("planner", 1)["state"] == "STAGED")
+
+    def test_it_goes_on_without_the_daemon_and_its_lease_comes_back(self):
+        for residency in engine_case.KINDS:
+            with self.subTest(residency=residency):
+                running = self.begin(residency)
+                self.daemon.kill()
+                self.assertEqual(running.ask()["files"], self.first)
+                self.daemon.start()
+                self.wait_leases(1)
+                self.assertEqual(running.ask()["files"], self.first)
+                self.assertEqual(running.end(), 0)
+                self.wait_leases(0)
+
+    def test_a_signal_to_modelctl_is_the_programs(self):
+        running = self.begin()
+        self.assertEqual(len(self.folders()), 1)
+        running.process.send_signal(signal.SIGTERM)
+        self.assertEqual(running.process.wait(harness.DEADLINE_S), 128 + signal.SIGTERM)
+        self.assertEqual(self.folders(), [])
+        self.wait_leases(0)
+
+    def test_a_program_that_is_killed_is_reported_as_a_shell_does(self):
+        running = self.begin()
+        os.kill(running.engine_pid, signal.SIGKILL)
+        self.assertEqual(running.process.wait(harness.DEADLINE_S), 128 + signal.SIGKILL)
+        self.assertEqual(self.folders(), [])
+        self.wait_leases(0)
+
+    def test_without_modelctl_it_keeps_its_files_and_not_the_lease(self):
+        running = self.begin()
+        running.process.kill()
+        running.process.wait(harness.DEADLINE_S)
+        self.wait_leases(0)
+        self.serve("planner", 2)
+        wait_for("version 1 to be unloaded", lambda: self.version_row("planner", 1)["state"] == "STAGED")
+        # The descriptors are its own; the folder is left, for nobody is there to remove it.
+        self.assertEqual(running.ask()["files"], self.first)
+        running.process.stdin.close()
+        self.assertEqual(running.process.stdout.read(), "")
+        self.assertEqual(len(self.folders()), 1)
+
+    def test_a_daemon_that_is_slow_is_waited_for(self):
+        self.begin()
+        os.kill(self.daemon.process.pid, signal.SIGSTOP)
+        process = self.daemon.ctl_start("exec", "planner", "--", "/bin/echo", "ran", user=harness.CLIENT)
+        stopped = time.monotonic()
+        try:
+            # Longer than one of its tries; it has no --timeout.
+            wait_for("a second of silence", lambda: process.poll() is not None or time.monotonic() > stopped + 1)
+        finally:
+            os.kill(self.daemon.process.pid, signal.SIGCONT)
+        out, err = process.communicate(timeout=harness.DEADLINE_S)
+        self.assertEqual((process.returncode, out), (0, "ran\n"), err)
+
+    def test_a_version_of_more_files_than_the_program_may_open(self):
+        self.daemon_with("mapped", "planner")
+        folder = models.simple_model(self.folder / "many", 1)
+        for number in range(150):
+            (folder / f"extra-{number:03d}.txt").write_text(str(number))
+        self.serve("planner", 1, folder=folder)
+        # The limit is the program's, who opens the paths one by one; modelctl raises its own.
+        code = "ulimit -Sn; for file in \"$0\"/*; do cat \"$file\" > /dev/null || exit 1; done; cat \"$0/extra-149.txt\""
+        done = subprocess.run(["/bin/sh", "-c", 'ulimit -Sn 40; exec "$0" "$@"', harness.PROGRAMS.ctl, "--runtime-dir",
+                               str(self.daemon.runtime), "exec", "planner", "--", "/bin/sh", "-c", code, "{}"],
+                              capture_output=True, text=True, check=False, timeout=2 * harness.DEADLINE_S, cwd="/",
+                              env=harness.environment(), **harness.as_user(harness.CLIENT))
+        self.assertEqual((done.returncode, done.stdout), (0, "40\n149"), done.stderr)
+
+    def test_children_have_the_files_unless_they_close_descriptors(self):
+        code = """
+import json, os, subprocess, sys
+path = sys.argv[1]
+size = os.path.getsize(path)
+pid = os.fork()
+if pid == 0:
+    os._exit(0 if os.path.getsize(path) == size else 1)
+forked = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+wc = lambda **how: subprocess.run(["/usr/bin/test", "-s", path], **how).returncode
+print(json.dumps({"fork": forked, "exec": wc(close_fds=False), "closed": wc(close_fds=True),
+                  "shell": os.system(f"test -s '{path}'")}))
+"""
+        for residency in engine_case.KINDS:
+            self.daemon_with(residency, "planner")
+            self.serve("planner", 1)
+            for flags in ((), ("--fd-paths",)):
+                with self.subTest(residency=residency, flags=flags):
+                    out = json.loads(self.exec("planner", [*PYTHON, "-c", code, "{model.safetensors}"], flags))
+                    # Python's subprocess closes what it inherited unless it is told not to.
+                    self.assertEqual(out, {"fork": 0, "exec": 0, "closed": 1, "shell": 0})
