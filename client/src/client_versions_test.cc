@@ -1,4 +1,5 @@
 // The library against daemons of other versions, and programs that were built with other headers.
+#include <cstddef>
 #include <string>
 
 #include "client/src/testing/client_fixture.h"
@@ -167,13 +168,21 @@ TEST_F(ClientTest, ShorterStructsAreTakenDownToTheFirstVersion) {
   mh_options options = MH_OPTIONS_INIT;
   options.runtime_dir = dir_.c_str();
   options.deadline_ms = 5000;
-  for (size_t size = 0; size < sizeof(options); size += 4) {
+  for (size_t size = 0; size < offsetof(mh_options, interrupted); size += 4) {
     options.size = size;
     const ClientPtr client(mh_connect(&options, &error_));
-    // 0.1.0 is the first version: no shorter one was ever given out.
+    // The first version ends there: no shorter one was ever given out.
     EXPECT_EQ(client, nullptr) << size;
     EXPECT_EQ(error_.status, MH_INVALID_ARGUMENT) << size;
   }
+  // What the caller does not have is not looked at.
+  options.interrupted = [](void*) { return 1; };
+  options.size = offsetof(mh_options, interrupted);
+  server_->SetReady("planner", 8, false);
+  const ClientPtr earlier(mh_connect(&options, &error_));
+  ASSERT_NE(earlier, nullptr) << error_.message;
+  HandlePtr none;
+  EXPECT_EQ(Acquire(earlier, "planner@8", &none, /*wait=*/true, 300), MH_DEADLINE_EXCEEDED);
   const ClientPtr client = Connect();
   const HandlePtr handle = Acquired(client, "planner");
   mh_tensor_view view = MH_TENSOR_VIEW_INIT;

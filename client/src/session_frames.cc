@@ -34,7 +34,7 @@ bool Session::AskInterrupted() {
 
 SteadyTime Session::NextAsk(SteadyTime deadline) const {
   if (options_.interrupted == nullptr) return deadline;
-  return std::min(deadline, steady_clock::now() + kAskEvery);
+  return std::min(deadline, std::chrono::steady_clock::now() + kAskEvery);
 }
 
 uint32_t Session::NextId() {

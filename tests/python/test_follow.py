@@ -208,7 +208,7 @@ class Follow(case.Case):
             task = asyncio.create_task(client.changed())
             await asyncio.sleep(0)
             waiting.wait(harness.DEADLINE_S)
-            await asyncio.wait_for(task, harness.DEADLINE_S)
+            await asyncio.wait_for(task, 2 * harness.DEADLINE_S)  # Which would wake it as well.
             woken.append(name)
 
         threads = [threading.Thread(target=lambda name=name: asyncio.run(wait(name))) for name in "ab"]
@@ -217,7 +217,7 @@ class Follow(case.Case):
         waiting.wait(harness.DEADLINE_S)
         self.swap(2)
         for thread in threads:
-            thread.join()
+            thread.join(harness.DEADLINE_S)
         self.assertEqual(sorted(woken), ["a", "b"])
 
     def test_a_loop_that_was_closed_while_a_task_waited_does_not_keep_others_from_waking(self):
