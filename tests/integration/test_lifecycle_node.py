@@ -53,8 +53,13 @@ class Lifecycle:
     def node(self, *arguments, runtime=None):
         node = Node(self.program(), runtime or self.daemon.runtime, *arguments)
         self.addCleanup(node.process.kill)
-        self.addCleanup(node.close)
+        self.addCleanup(self.finish, node)
         return node
+
+    def finish(self, node):
+        log = node.close()
+        # 2, 3: what it refused to run with; -9: by a case. All else is a crash, or a sanitizer's.
+        self.assertIn(node.process.returncode, (0, 2, 3, -9), log)
 
     def active(self, *arguments):
         node = self.node(*arguments)
