@@ -27,7 +27,10 @@ constexpr char kFolderMark[] = "/modelctl-exec-";
 constexpr char kLinkMark[] = "/proc/self/fd/";
 
 char* LibcRealPath(const char* path, char* resolved) {
-  const auto next = reinterpret_cast<RealPath>(::dlsym(RTLD_NEXT, "realpath"));
+  // The one that makes room itself: before glibc 2.36 dlsym gives the older one on some machines.
+  void* symbol = ::dlvsym(RTLD_NEXT, "realpath", "GLIBC_2.3");
+  if (symbol == nullptr) symbol = ::dlsym(RTLD_NEXT, "realpath");
+  const auto next = reinterpret_cast<RealPath>(symbol);
   if (next != nullptr) return next(path, resolved);
   errno = ENOSYS;
   return nullptr;

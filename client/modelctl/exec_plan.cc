@@ -75,10 +75,12 @@ Outcome<std::vector<std::string>> KeepingNames() {
   std::vector<std::string> out;
   for (char** entry = environ; *entry != nullptr; ++entry) {
     absl::string_view text = *entry;
-    if (absl::ConsumePrefix(&text, "LD_PRELOAD="))
-      library = absl::StrCat(library, ":", text);
-    else
+    if (absl::ConsumePrefix(&text, "LD_PRELOAD=")) {
+      // Last: a sanitizer's run-time insists on being the first.
+      if (!text.empty()) library = absl::StrCat(text, ":", library);
+    } else {
       out.emplace_back(text);
+    }
   }
   out.push_back(absl::StrCat("LD_PRELOAD=", library));
   return out;

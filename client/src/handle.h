@@ -39,9 +39,13 @@ inline void Drop(const mh_handle* handle) {
   if (handle->references.fetch_sub(1, std::memory_order_acq_rel) == 1) delete handle;
 }
 
-// Unmapping gigabytes takes time: the background thread does it, where there is one.
+// Unmapping gigabytes takes time: the background thread does it, where there is one. Not where the
+// driver has a part in it: another thread must not call that while the process exits.
 inline void DropLater(mh_handle* handle) {
-  if (handle->references.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+  if (handle->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  if (handle->model->image() != nullptr) {
+    delete handle;
+  } else {
     Process::Get().DeleteLater(handle);
   }
 }

@@ -132,7 +132,8 @@ Result<int> Session::EventFd() {
   const MutexLock lock(mutex_);
   if (closed_) return Gone();
   if (!event_fd_.valid()) {
-    UniqueFd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+    // Readable: what came before somebody asked for it was told to nobody.
+    UniqueFd fd(::eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!fd.valid()) return ErrnoError(errno, "make an event descriptor");
     event_fd_ = std::move(fd);
   }

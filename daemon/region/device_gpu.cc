@@ -1,5 +1,6 @@
 #include "daemon/region/device_gpu.h"
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -132,30 +133,38 @@ void DeviceGpu::Check(DeviceCache& cache) {
   // First: what is to be released waits for this thread.
   const auto turn = TakeTurnWithin(kCheckPatience, /*first=*/true);
   if (!turn.has_value()) return;
-  if (copies.empty() && !state().usable) return Look();  // It may have come back.
+  if (copies.empty() && !state().usable) {
+    Look();  // It may have come back.
+    if (state().usable) silent_checks_ = 0;
+    return;
+  }
+  std::optional<absl::Status> silence;
+  bool answered = false;
   for (const auto& copy : copies) {
     if (!TakesDeviceMemory(copy->mode())) continue;
     const absl::Status found = CheckCopy(*copy);
     if (absl::IsDataLoss(found) || absl::IsNotFound(found)) {
       MarkLost(cache, *copy);  // Of the device nothing bad is known.
-      continue;
-    }
-    if (IsAnswer(found)) {
-      if (!found.ok()) continue;
-      silent_checks_ = 0;
+    } else if (IsAnswer(found)) {
+      answered = answered || found.ok();
+    } else if (absl::IsUnavailable(found)) {
+      // The GPU itself is gone, and with it all that was on it.
       SetUsable(found);
-      continue;
-    }
-    if (!absl::IsUnavailable(found)) {
-      if (++silent_checks_ >= kSilentChecks) SetUsable(found);
+      for (const auto& other : copies) {
+        if (TakesDeviceMemory(other->mode())) MarkLost(cache, *other);
+      }
       return;
+    } else {
+      silence = found;
+      // One that hangs takes its time each time; the others are looked at next time.
+      if (absl::IsDeadlineExceeded(found)) break;
     }
-    // The GPU itself is gone, and with it all that was on it.
-    SetUsable(found);
-    for (const auto& other : copies) {
-      if (TakesDeviceMemory(other->mode())) MarkLost(cache, *other);
-    }
-    return;
+  }
+  if (silence.has_value()) {
+    if (++silent_checks_ >= kSilentChecks) SetUsable(*silence);
+  } else if (answered) {
+    silent_checks_ = 0;
+    SetUsable(absl::OkStatus());
   }
 }
 

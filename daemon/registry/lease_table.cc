@@ -59,9 +59,13 @@ absl::StatusOr<Lease> LeaseTable::Evict(LeaseId lease) {
   if (session == sessions_.end()) return lease_ended;
   for (auto& image : std::exchange(lease_ended.device_memory, {})) {
     auto& kept = session->second.kept;
-    const bool there = std::ranges::any_of(
+    const auto same = std::ranges::find_if(
         kept, [&](const Session::Kept& one) { return one.image->regions == image->regions; });
-    if (!there) kept.push_back({lease_ended.key, lease, std::move(image)});
+    if (same != kept.end()) {
+      same->leases.insert(lease);
+    } else {
+      kept.push_back({lease_ended.key, {lease}, std::move(image)});
+    }
   }
   return lease_ended;
 }
@@ -136,6 +140,18 @@ LeaseTable::Images LeaseTable::TakeKept(SessionId session) {
   for (Session::Kept& kept : std::exchange(it->second.kept, {})) {
     taken.push_back(std::move(kept.image));
   }
+  return taken;
+}
+
+LeaseTable::Images LeaseTable::TakeKept(SessionId session, LeaseId lease) {
+  Images taken;
+  const auto it = sessions_.find(session);
+  if (it == sessions_.end()) return taken;
+  std::erase_if(it->second.kept, [&](Session::Kept& kept) {
+    if (kept.leases.erase(lease) == 0 || !kept.leases.empty()) return false;
+    taken.push_back(std::move(kept.image));
+    return true;
+  });
   return taken;
 }
 

@@ -49,7 +49,7 @@ struct Session {
   // Of leases that were evicted: the process still has it mapped.
   struct Kept {
     VersionKey key;
-    LeaseId lease = 0;
+    std::set<LeaseId> leases;  // Those that were handed it.
     std::shared_ptr<const DeviceImage> image;
   };
   std::vector<Kept> kept = {};
@@ -89,6 +89,8 @@ class LeaseTable {
   using Images = std::vector<std::shared_ptr<const DeviceImage>>;
   // For the caller to drop where that may take a while.
   Images TakeKept(SessionId session);
+  // Of one evicted lease, whose holder has let go of it now: what no other one has.
+  Images TakeKept(SessionId session, LeaseId lease);
   // All that is lost: it is nobody's any more.
   Images TakeLost();
   const std::map<LeaseId, Lease>& leases() const { return leases_; }

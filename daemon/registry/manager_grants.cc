@@ -341,7 +341,13 @@ void ModelManager::Impl::LeaseEnded(Lease lease, LeaseChange change) {
 
 absl::Status ModelManager::Release(SessionId session, LeaseId lease) {
   auto ended = impl_->leases.Release(session, lease);
-  if (!ended.ok()) return ended.status();
+  if (!ended.ok()) {
+    // One that was evicted is given back when its holder has unmapped it.
+    if (auto kept = impl_->leases.TakeKept(session, lease); !kept.empty()) {
+      impl_->DropImages(std::move(kept));
+    }
+    return ended.status();
+  }
   impl_->LeaseEnded(*std::move(ended), LeaseChange::kReleased);
   return absl::OkStatus();
 }

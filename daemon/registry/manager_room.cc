@@ -124,21 +124,21 @@ CapacityPicture ModelManager::Impl::Picture(const std::set<OperationId>& leaving
   // Let go of, and mapped by clients that stay: nobody gets it back by waiting a moment.
   const auto hold = [&](const VersionKey& key, const DeviceImage& image, const char* why,
                         LeaseId lease) {
-    if (IsCurrent(Find(key), image)) return;
     ResidentPicture& held = picture.residents.emplace_back();
-    held.key = key;
     AddImageRegions(image, held.regions);
     held.holder = absl::StrCat(key.ToString(), " on ", image.gpu, ", ", why, ", lease ", lease);
     count(held.regions);
   };
   for (const auto& [id, lease] : leases.leases()) {
     for (const auto& image : lease.device_memory) {
+      if (IsCurrent(Find(lease.key), *image)) continue;
       hold(lease.key, *image, lease.released ? "released" : "an earlier copy", id);
     }
   }
   for (const auto& [id, session] : leases.sessions()) {
     for (const Session::Kept& kept : session.kept) {
-      hold(kept.key, *kept.image, "evicted", kept.lease);
+      // Also what is its version's own still: it does not become free with that.
+      hold(kept.key, *kept.image, "evicted", *kept.leases.begin());
     }
   }
   for (size_t i = 0; i < known.size(); ++i) {

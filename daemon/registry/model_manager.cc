@@ -403,7 +403,10 @@ absl::StatusOr<VersionKey> ModelManager::Resolve(const std::string& model,
 
 std::vector<Session> ModelManager::Sessions() const {
   std::vector<Session> list;
-  for (const auto& [id, session] : impl_->leases.sessions()) list.push_back(session);
+  for (const auto& [id, session] : impl_->leases.sessions()) {
+    list.push_back(session);
+    list.back().kept.clear();  // The last reference must not be dropped by who looks.
+  }
   return list;
 }
 

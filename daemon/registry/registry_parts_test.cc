@@ -101,6 +101,24 @@ TEST(LeaseTable, TheDeviceMemoryOfAnEvictedLeaseIsItsSessionsUntilThatEnds) {
   EXPECT_EQ(image.regions[0].use_count(), 1);
 }
 
+TEST(LeaseTable, TheDeviceMemoryOfEvictedLeasesGoesWhenTheLastIsGivenBack) {
+  LeaseTable table;
+  const SessionId session = table.BeginSession({}, "native", absl::UnixEpoch());
+  const DeviceImage image = ImageOf({5});
+  std::vector<LeaseId> evicted;
+  for (int i = 0; i < 2; ++i) {
+    evicted.push_back(
+        table.Grant(session, {"planner", 7}, "", "device_vmm_fd", absl::UnixEpoch(), "GPU-1"));
+    table.Hand(evicted.back(), image);
+    ASSERT_TRUE(table.Evict(evicted.back()).ok());
+  }
+  EXPECT_TRUE(table.TakeKept(session, evicted[0]).empty());
+  EXPECT_TRUE(table.TakeKept(session + 1, evicted[1]).empty());
+  EXPECT_TRUE(table.TakeKept(session, evicted[0]).empty());
+  EXPECT_EQ(table.TakeKept(session, evicted[1]).size(), 1U);
+  EXPECT_EQ(image.regions[0].use_count(), 1);
+}
+
 TEST(LeaseTable, WhatIsLostIsTakenFromEverybody) {
   LeaseTable table;
   const SessionId session = table.BeginSession({}, "native", absl::UnixEpoch());

@@ -138,6 +138,46 @@ class Follow(case.Case):
         wait_for("the descriptor to be quiet", still)
         return fd
 
+    def test_a_task_that_was_busy_when_others_were_told_is_told_when_it_waits(self):
+        self.two_versions()
+        client = self.connect()
+        live = client.follow("planner")
+        told = []
+
+        def still():
+            client.clear_events()
+            return not select.select([client], [], [], 0.2)[0]
+
+        async def first(others):
+            while live.adopt().version != 2:
+                await client.changed()
+            others.set()
+
+        async def busy(others):
+            await client.changed()  # From now on it is one that waits.
+            await others.wait()     # It works, while the event goes to the other one.
+            await asyncio.get_running_loop().run_in_executor(None, wait_for, "silence", still)
+            await client.changed()
+            told.append(live.current.version)
+
+        async def both():
+            others = asyncio.Event()
+            tasks = [asyncio.create_task(each(others)) for each in (busy, first)]
+            await asyncio.get_running_loop().run_in_executor(None, self.swap, 2)
+            await asyncio.wait_for(asyncio.gather(*tasks), harness.DEADLINE_S)
+
+        asyncio.run(both())
+        self.assertEqual(told, [2])
+
+    def test_what_came_before_the_first_wait_is_told(self):
+        self.two_versions()
+        client = self.connect()
+        live = client.follow("planner")
+        self.swap(2)
+        wait_for("the new version", lambda: live.adopt().version == 2)
+        # Nothing more happens: whoever looks for the first time is told to look.
+        asyncio.run(asyncio.wait_for(client.changed(), harness.DEADLINE_S))
+
     def test_closing_a_client_fails_tasks_that_wait_for_changes(self):
         self.two_versions()
 

@@ -100,8 +100,10 @@ typedef struct mh_options {
   int (*interrupted)(void* context); /* NULL, or asked several times a second while a call of this
                                         client waits for the daemon, on the calling thread: other
                                         than 0 ends the call with MH_CANCELLED. For programs that
-                                        look at signals themselves. It may call the library. */
-  void* context;                     /* For `interrupted`; good as long as the client. */
+                                        look at signals themselves. It may call the library, but
+                                        with this client only mh_close. */
+  void* context;                     /* For `interrupted`; good as long as the client and all
+                                        handles of it. */
 } mh_options;
 #define MH_OPTIONS_INIT \
   { sizeof(mh_options), NULL, 0, NULL, NULL }

@@ -1,6 +1,7 @@
 """The event descriptor of a client, for asyncio."""
 import os
 import threading
+import weakref
 from typing import TYPE_CHECKING, Dict, List, Protocol
 
 from ._errors import FailedPrecondition, ResourceExhausted
@@ -40,6 +41,10 @@ class Waiters:
         self._source = source
         self._lock = threading.Lock()  # Held for short work, never while calling anything else.
         self._loops: "Dict[asyncio.AbstractEventLoop, _Loop]" = {}
+        # How often there was an event, and the last that each task knows of. What came while a task
+        # did not wait has been taken from the descriptor by others.
+        self._count = 0
+        self._known: "weakref.WeakKeyDictionary[asyncio.Task[object], int]" = weakref.WeakKeyDictionary()
 
     async def wait(self) -> None:
         import asyncio
@@ -50,15 +55,27 @@ class Waiters:
         waiting = self._loops.get(loop)  # Only this thread changes it.
         if waiting is None:
             waiting = _Loop(fd)
-            loop.add_reader(waiting.fd, self._wake)
+            try:
+                loop.add_reader(waiting.fd, self._wake)
+            except BaseException:
+                os.close(waiting.fd)
+                raise
             with self._lock:
                 self._loops[loop] = waiting
         waiting.futures.append(future)
+        task = asyncio.current_task()
         try:
+            with self._lock:
+                missed = task is not None and self._known.get(task, 0) != self._count
             if self._source.closed:  # Since event_fd().
                 self._finish(loop)
+            elif missed:
+                future.set_result(None)
             await future
         finally:
+            if task is not None:
+                with self._lock:
+                    self._known[task] = self._count
             waiting.futures.remove(future)
             if not waiting.futures and self._loops.get(loop) is waiting:
                 self._forget(loop, waiting)
@@ -75,6 +92,8 @@ class Waiters:
 
     def _wake(self) -> None:
         self._source.clear_events()
+        with self._lock:
+            self._count += 1
         self.wake_all()  # The other loops may not see the descriptor in time.
 
     def _finish(self, loop: "asyncio.AbstractEventLoop") -> None:

@@ -48,6 +48,7 @@ ModelNode::CallbackReturn ModelNode::on_configure(const rclcpp_lifecycle::State&
                  deadline_s, static_cast<long long>(period_ms));
     return CallbackReturn::FAILURE;
   }
+  period_ = std::chrono::milliseconds(period_ms);
   options.deadline = std::chrono::milliseconds(static_cast<int64_t>(deadline_s * 1000) + 1);
   return Report("configure", models_.Configure(options));
 }
@@ -55,8 +56,7 @@ ModelNode::CallbackReturn ModelNode::on_configure(const rclcpp_lifecycle::State&
 ModelNode::CallbackReturn ModelNode::on_activate(const rclcpp_lifecycle::State& previous) {
   const auto outcome = models_.Activate();
   if (outcome == ModelLifecycle::Outcome::kSuccess) {
-    const std::chrono::milliseconds period(get_parameter("period_ms").as_int());
-    timer_ = create_wall_timer(period, [this] { Turn(); });
+    timer_ = create_wall_timer(period_, [this] { Turn(); });
     (void)LifecycleNode::on_activate(previous);  // Lets managed publishers publish.
   }
   return Report("activate", outcome);

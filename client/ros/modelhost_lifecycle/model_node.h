@@ -13,6 +13,7 @@
 //           for parameters of a wrong type.
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <rclcpp/rclcpp.hpp>
 #include <rclcpp_lifecycle/lifecycle_node.hpp>
@@ -41,8 +42,9 @@ class ModelNode : public rclcpp_lifecycle::LifecycleNode {
   CallbackReturn Report(const char* what, modelhost_examples::ModelLifecycle::Outcome outcome);
 
   modelhost_examples::ModelLifecycle models_;
-  rclcpp::TimerBase::SharedPtr timer_;  // While active.
-  std::string trouble_;                 // The last one logged.
+  std::chrono::milliseconds period_{0};  // As read at the last configure.
+  rclcpp::TimerBase::SharedPtr timer_;   // While active.
+  std::string trouble_;                  // The last one logged.
 };
 
 }  // namespace modelhost_lifecycle
