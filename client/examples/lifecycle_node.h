@@ -85,7 +85,7 @@ class ModelLifecycle {
   }
 
   Outcome Cleanup() {
-    if (state_ != State::kInactive) return Refuse("clean up", "deactivate it first");
+    if (state_ != State::kInactive) return Refuse("clean up", "only an inactive one can");
     GiveBack();
     return Enter(State::kUnconfigured);
   }

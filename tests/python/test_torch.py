@@ -90,6 +90,13 @@ class Torch(case.Case):
         with self.assertRaisesRegex(self.modelhost.InvalidArgument, r"of\.U16: .*no dtype for U16"):
             modelhost.torch.load_into(module, handle, strict=False)
 
+    def test_what_is_no_module_or_no_handle_is_said(self):
+        net = self.torch.nn.Linear(2, 2)
+        handle = self.serve_module(net)
+        for arguments in ((handle, net), (net, "net"), (net, {})):
+            with self.assertRaisesRegex(TypeError, r"load_into\(module, handle\)"):
+                self.modelhost.torch.load_into(*arguments)
+
     def test_a_copy_is_private_and_writable(self):
         self.serve_tensors("planner", 1, {"w": ("F32", [2], case.pattern("F32", [2]))})
         handle = self.connect().acquire("planner")

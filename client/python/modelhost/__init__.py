@@ -25,8 +25,11 @@ except ModuleNotFoundError as _error:
     import pathlib as _pathlib
     import sys as _sys
     _built = sorted(path.name for path in _pathlib.Path(__file__).parent.glob("_native.*.so"))
+    if not _built:
+        raise ImportError(f"modelhost._native: {_pathlib.Path(__file__).parent} has none (this is the source "
+                          "tree? the package that was built is in build/release/python)") from _error
     raise ImportError(f"modelhost._native: there is none for this Python, {_sys.executable} "
-                      f"({_sys.implementation.cache_tag}), but {', '.join(_built) or 'none at all'} (use "
+                      f"({_sys.implementation.cache_tag}), but {', '.join(_built)} (use "
                       "the Python that it was built for, or build for this one with "
                       "-DMODELHOST_PYTHON_EXECUTABLE)") from _error
 

@@ -264,6 +264,9 @@ def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[
     module.to(torch.bfloat16)), types that this torch lacks, missing and unexpected names. Else as
     Handle.torch().
     """
+    if not isinstance(module, torch.nn.Module) or not hasattr(handle, "components"):
+        raise TypeError(f"load_into(module, handle): not a {type(module).__name__} and a {type(handle).__name__} "
+                        "(a torch.nn.Module, and what acquire() or adopt() gave)")
     if requires_grad and not copy:
         raise InvalidArgument("load_into: requires_grad without copy: a training step would write into "
                               "read-only memory (copy=True)")
