@@ -25,7 +25,11 @@ std::set<uint64_t> OpenInodes() {
   if (dir == nullptr) return inodes;
   while (const dirent* entry = ::readdir(dir)) {
     if (entry->d_name[0] == '.') continue;
-    inodes.insert(InodeOf(static_cast<int>(std::stol(entry->d_name))));
+    // By its path: a descriptor may be another thread's, and be closed now.
+    struct stat info {};
+    if (::stat(absl::StrCat("/proc/self/fd/", entry->d_name).c_str(), &info) == 0) {
+      inodes.insert(info.st_ino);
+    }
   }
   ::closedir(dir);
   return inodes;
