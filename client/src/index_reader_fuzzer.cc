@@ -1,11 +1,11 @@
 // Any bytes as an index: every look-up must end, with every pointer inside the bytes.
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <string>
 #include <vector>
 
 #include "client/src/index_reader.h"
+#include "tests/fakes/fuzzed_index.h"
 
 namespace {
 
@@ -19,18 +19,7 @@ void Read(std::string_view text) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // Of exactly this size, so that a sanitizer sees the first byte too many.
-  std::vector<uint8_t> copy(data, data + size);
-  // What a mutation breaks first would otherwise hide all the rest.
-  if (size >= sizeof(modelhost::abi::IndexHeader) && size % 2 == 0) {
-    modelhost::abi::IndexHeader header;
-    std::memcpy(&header, copy.data(), sizeof(header));
-    header.magic = modelhost::abi::kIndexMagic;
-    header.abi_version = modelhost::abi::kIndexAbi;
-    header.header_bytes = sizeof(header);
-    header.index_bytes = size;
-    std::memcpy(copy.data(), &header, sizeof(header));
-  }
+  const std::vector<uint8_t> copy = modelhost::FuzzedIndex(data, size);
   auto opened = modelhost::IndexReader::Open(std::as_bytes(std::span(copy)));
   if (!opened.ok()) return 0;
   const modelhost::IndexReader& reader = *opened;

@@ -343,6 +343,15 @@ TEST_F(DeviceCopyTest, ATensorPastTheEndOfItsFileIsRefusedBeforeAnythingIsMade) 
 
 class OfferedTest : public DeviceCopyTest {
  protected:
+  // Of the same version, and not cancelled.
+  DeviceTier::Work OfAnotherLoad() const {
+    return {.name = name_,
+            .policy = policy_,
+            .plan = plan_,
+            .gpus = on_,
+            .regions = regions_,
+            .cancel = CancelToken()};
+  }
   // What a daemon before this one left: taken out of a copy that is given up.
   void Leave() {
     const auto images = MustMake();
@@ -413,12 +422,7 @@ TEST_F(OfferedTest, ACancelledLoadLeavesItForTheNext) {
   EXPECT_TRUE(absl::IsCancelled(Make().status()));
   gpus_.Heal();
   const int creates = gpus_.calls("Create");
-  const DeviceTier::Work work{.name = name_,
-                              .policy = policy_,
-                              .plan = plan_,
-                              .gpus = on_,
-                              .regions = regions_,
-                              .cancel = CancelToken()};
+  const DeviceTier::Work work = OfAnotherLoad();
   EXPECT_TRUE(tier_->Make(work).ok());
   EXPECT_EQ(gpus_.calls("Create"), creates);
 }
@@ -435,12 +439,7 @@ TEST_F(OfferedTest, WhatWasTakenBeforeTheLoadFailedIsLeftForTheNextToo) {
   EXPECT_TRUE(absl::IsCancelled(Make().status()));
   gpus_.Heal();
   EXPECT_EQ(PoolOf(kGpu).reserved(), 0U);
-  const DeviceTier::Work work{.name = name_,
-                              .policy = policy_,
-                              .plan = plan_,
-                              .gpus = on_,
-                              .regions = regions_,
-                              .cancel = CancelToken()};
+  const DeviceTier::Work work = OfAnotherLoad();
   // And when another step fails after all were taken, or some.
   {
     gpus_.FailCall("Verify", 1, absl::DataLossError("does not hold what was uploaded"));

@@ -2,10 +2,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <cstring>
 #include <vector>
 
 #include "daemon/region/flat_index.h"
+#include "tests/fakes/fuzzed_index.h"
 
 namespace modelhost {
 namespace {
@@ -53,18 +53,7 @@ void Walk(const FlatIndex& tables) {
 }  // namespace modelhost
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // Of exactly this size, so that a sanitizer sees the first byte too many.
-  std::vector<uint8_t> copy(data, data + size);
-  if (size >= sizeof(modelhost::abi::IndexHeader) && size % 2 == 0) {
-    // What a mutation breaks first would otherwise hide all the rest.
-    modelhost::abi::IndexHeader header;
-    std::memcpy(&header, copy.data(), sizeof(header));
-    header.magic = modelhost::abi::kIndexMagic;
-    header.abi_version = modelhost::abi::kIndexAbi;
-    header.header_bytes = sizeof(header);
-    header.index_bytes = size;
-    std::memcpy(copy.data(), &header, sizeof(header));
-  }
+  const std::vector<uint8_t> copy = modelhost::FuzzedIndex(data, size);
   const auto tables = modelhost::FlatIndex::Read(std::as_bytes(std::span(copy)));
   if (tables.ok()) modelhost::Walk(*tables);
   return 0;
