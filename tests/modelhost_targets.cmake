@@ -31,12 +31,15 @@ function(modelhost_show_locks_to_tsan name)
   target_link_libraries(${name} PRIVATE absl::synchronization absl::time)
 endfunction()
 
-# A unit test beside its code, run by ctest with a limit of its own.
-#   modelhost_test(name SRCS ... DEPS ... [LABELS ...] [TIMEOUT seconds] [SINGLE_THREADED])
+# Unit tests beside their code, in one program that ctest runs with a limit of its own. Compiling
+# them is most of what building costs, and most of that goes into the same headers: the files of a
+# folder are one program where they need nothing of their own, and one translation unit.
+#   modelhost_test(name SRCS ... DEPS ... [LABELS ...] [TIMEOUT seconds] [SHARDS n] [SINGLE_THREADED])
+# SHARDS: ctest runs it as so many processes, each with its share of the tests (name.1, name.2, ...).
 # SINGLE_THREADED: neither the test nor what it tests has a second thread, so that ThreadSanitizer
 # has nothing to look at. `scale` measures cost, which sanitizers change. Neither is built for nothing.
 function(modelhost_test name)
-  cmake_parse_arguments(T "SINGLE_THREADED" "TIMEOUT" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(T "SINGLE_THREADED" "TIMEOUT;SHARDS" "SRCS;DEPS;LABELS" ${ARGN})
   if(NOT MODELHOST_TESTS)
     return()
   endif()
@@ -59,10 +62,20 @@ function(modelhost_test name)
   if(MODELHOST_SANITIZE MATCHES "undefined")
     target_compile_options(${name} PRIVATE -fno-sanitize=undefined)
   endif()
+  modelhost_unity(${name})
   modelhost_show_locks_to_tsan(${name})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
-  add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+  if(NOT T_SHARDS)
+    add_test(NAME ${name} COMMAND ${name})
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}")
+    return()
+  endif()
+  foreach(shard RANGE 1 ${T_SHARDS})
+    math(EXPR index "${shard} - 1")
+    add_test(NAME ${name}.${shard} COMMAND ${name})
+    set_tests_properties(${name}.${shard} PROPERTIES TIMEOUT ${T_TIMEOUT} LABELS "${T_LABELS}"
+      ENVIRONMENT "GTEST_TOTAL_SHARDS=${T_SHARDS};GTEST_SHARD_INDEX=${index}")
+  endforeach()
 endfunction()
 
 # A fuzzer (LLVMFuzzerTestOneInput). With libFuzzer it explores; otherwise a small main replays and

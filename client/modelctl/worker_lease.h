@@ -27,9 +27,10 @@ struct LeasedFile {
 class WorkerLease {
  public:
   // With --timeout it waits that long for the daemon and for the version to be READY; without, what
-  // is not there now is an error. `interrupted` is asked a few times a second.
+  // is not there now is an error. `interrupted` is asked a few times a second while the daemon is
+  // waited for, also by Files: true ends the wait with kInterrupted.
   static Outcome<WorkerLease> Take(Context& context, const Ref& ref,
-                                   const std::function<bool()>& interrupted);
+                                   std::function<bool()> interrupted);
 
   uint64_t version() const { return mh_handle_version(handle_.get()); }
   // All files of the version, sorted by path, each fetched. kResources when this process may not
@@ -43,6 +44,7 @@ class WorkerLease {
   struct Release {
     void operator()(mh_handle* handle) const { mh_release(handle); }
   };
+  std::unique_ptr<std::function<bool()>> interrupted_;  // Of the client, which goes before it.
   std::unique_ptr<mh_client, Disconnect> client_;
   std::unique_ptr<mh_handle, Release> handle_;  // Before the client goes.
 };

@@ -25,7 +25,7 @@ using testing::SmallSafetensors;
 constexpr char kLfs[] = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n";
 
 std::string Zip() { return std::string("PK\x03\x04") + std::string(60, 'x'); }
-std::string Pickle() { return "\x80\x02}q\x00."; }
+std::string EmptyPickle() { return "\x80\x02}q\x00."; }
 // ModelProto with ir_version 8, a producer and an empty graph.
 std::string Onnx() { return std::string("\x08\x08\x12\x02pt\x3a\x00", 8); }
 
@@ -33,7 +33,7 @@ FileFormat Sniff(const std::string& bytes, const std::string& name = "x.bin") {
   return SniffFormat(std::as_bytes(std::span<const char>(bytes)), name);
 }
 
-std::string RefusalOf(const std::string& bytes, const std::string& name = "x.bin") {
+std::string FileRefusal(const std::string& bytes, const std::string& name = "x.bin") {
   MemoryFiles files;
   files.Put(name, bytes);
   auto index = ReadModel(name, files);
@@ -47,7 +47,7 @@ TEST(SniffTest, ContentDecidesUnderAnyName) {
     EXPECT_EQ(Sniff("{\"weight_map\":{}}", name), FileFormat::kSafetensorsIndex) << name;
     EXPECT_EQ(Sniff(kLfs, name), FileFormat::kGitLfsPointer) << name;
     EXPECT_EQ(Sniff(Zip(), name), FileFormat::kTorchZip) << name;
-    EXPECT_EQ(Sniff(Pickle(), name), FileFormat::kTorchLegacy) << name;
+    EXPECT_EQ(Sniff(EmptyPickle(), name), FileFormat::kTorchLegacy) << name;
     EXPECT_EQ(Sniff("ptrt" + std::string(20, 'x'), name), FileFormat::kTensorRt) << name;
     EXPECT_EQ(Sniff("tjgg" + std::string(20, 'x'), name), FileFormat::kLegacyGgml) << name;
     EXPECT_EQ(Sniff(Onnx(), name), FileFormat::kOnnx) << name;
@@ -91,22 +91,22 @@ TEST(SniffTest, TheNameDecidesWhatContentCannot) {
 }
 
 TEST(ReadModelTest, RefusesOtherFormatsByNameAndSaysWhatToDo) {
-  EXPECT_THAT(RefusalOf(kLfs), HasSubstr("x.bin: a Git LFS pointer"));
-  EXPECT_THAT(RefusalOf(Zip()), HasSubstr("no end record of a ZIP archive"));
-  EXPECT_THAT(RefusalOf(Pickle()), HasSubstr("a bare pickle, legacy of PyTorch"));
-  EXPECT_THAT(RefusalOf("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."),
+  EXPECT_THAT(FileRefusal(kLfs), HasSubstr("x.bin: a Git LFS pointer"));
+  EXPECT_THAT(FileRefusal(Zip()), HasSubstr("no end record of a ZIP archive"));
+  EXPECT_THAT(FileRefusal(EmptyPickle()), HasSubstr("a bare pickle, legacy of PyTorch"));
+  EXPECT_THAT(FileRefusal("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."),
               HasSubstr("a legacy pickle checkpoint of PyTorch"));
-  EXPECT_THAT(RefusalOf(std::string(257, 'x') + "ustar"), HasSubstr("a tar archive: a legacy"));
-  EXPECT_THAT(RefusalOf("PYTORCH1" + std::string(20, 'x')), HasSubstr("a preview format"));
-  EXPECT_THAT(RefusalOf("7z\xbc\xaf\x27\x1c" + std::string(20, 'x')), HasSubstr("a 7z archive"));
-  EXPECT_THAT(RefusalOf("garbage", "x.pt"), HasSubstr("not a ZIP archive of torch.save"));
-  EXPECT_THAT(RefusalOf("lmgg" + std::string(20, 'x')), HasSubstr("a GGML file"));
-  EXPECT_THAT(RefusalOf("fmgg" + std::string(20, 'x')), HasSubstr("a GGMF file"));
-  EXPECT_THAT(RefusalOf("tjgg" + std::string(20, 'x')), HasSubstr("a GGJT file"));
-  EXPECT_THAT(RefusalOf("<!DOCTYPE html><html>"), HasSubstr("web page"));
-  EXPECT_THAT(RefusalOf("hello"), HasSubstr("not a model file"));
-  EXPECT_THAT(RefusalOf(""), HasSubstr("empty"));
-  MemoryFiles files({{"x.onnx", Pickle()}});
+  EXPECT_THAT(FileRefusal(std::string(257, 'x') + "ustar"), HasSubstr("a tar archive: a legacy"));
+  EXPECT_THAT(FileRefusal("PYTORCH1" + std::string(20, 'x')), HasSubstr("a preview format"));
+  EXPECT_THAT(FileRefusal("7z\xbc\xaf\x27\x1c" + std::string(20, 'x')), HasSubstr("a 7z archive"));
+  EXPECT_THAT(FileRefusal("garbage", "x.pt"), HasSubstr("not a ZIP archive of torch.save"));
+  EXPECT_THAT(FileRefusal("lmgg" + std::string(20, 'x')), HasSubstr("a GGML file"));
+  EXPECT_THAT(FileRefusal("fmgg" + std::string(20, 'x')), HasSubstr("a GGMF file"));
+  EXPECT_THAT(FileRefusal("tjgg" + std::string(20, 'x')), HasSubstr("a GGJT file"));
+  EXPECT_THAT(FileRefusal("<!DOCTYPE html><html>"), HasSubstr("web page"));
+  EXPECT_THAT(FileRefusal("hello"), HasSubstr("not a model file"));
+  EXPECT_THAT(FileRefusal(""), HasSubstr("empty"));
+  MemoryFiles files({{"x.onnx", EmptyPickle()}});
   EXPECT_TRUE(absl::IsUnimplemented(ReadModel("x.onnx", files).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadModel("y.onnx", files).status()));
   EXPECT_TRUE(absl::IsInvalidArgument(ReadModel("../x.onnx", files).status()));
@@ -120,17 +120,17 @@ TEST(ReadModelTest, OldPicklesAndArchivesBehindOtherBytesAreNamedAsWhatTheyAre) 
                                "e.",
                                "}q\x01(X\x01.", "ccollections\nOrderedDict\np0\n(tRp1\n.",
                                "(ccopy_reg\n_reconstructor\n."}) {
-      EXPECT_THAT(RefusalOf(pickle, name), HasSubstr("a bare pickle")) << name << pickle;
+      EXPECT_THAT(FileRefusal(pickle, name), HasSubstr("a bare pickle")) << name << pickle;
     }
     for (const std::string& front :
          {std::string(7, '\0'), std::string("MZ\x90"), archive.substr(1, 9)}) {
-      EXPECT_THAT(RefusalOf(front + archive, name), HasSubstr("other bytes in front")) << name;
+      EXPECT_THAT(FileRefusal(front + archive, name), HasSubstr("other bytes in front")) << name;
     }
   }
   for (const char* other : {"code\nmore", "hello", "cat\n"}) {
-    EXPECT_THAT(RefusalOf(other, "x.bin"), HasSubstr("not a model file")) << other;
+    EXPECT_THAT(FileRefusal(other, "x.bin"), HasSubstr("not a model file")) << other;
   }
-  EXPECT_THAT(RefusalOf("(dp0\n.", "x.txt"), HasSubstr("not a model file"));
+  EXPECT_THAT(FileRefusal("(dp0\n.", "x.txt"), HasSubstr("not a model file"));
 }
 
 TEST(PlainNameTest, KeepsNamesInsideTheFolder) {
@@ -204,9 +204,9 @@ TEST(FindComponentsTest, EqualNamesBecomeFileNames) {
 TEST(FindComponentsTest, OtherFormatsCountOnlyWhenNothingServedIsThere) {
   const std::string torch_index = "{\"weight_map\":{\"a\":\"pytorch_model.bin\"}}";
   EXPECT_THAT(
-      Found(MemoryFiles({{"model.pt", Pickle()}, {"model.plan", "ptrt12345678901234567890"}})),
+      Found(MemoryFiles({{"model.pt", EmptyPickle()}, {"model.plan", "ptrt12345678901234567890"}})),
       ElementsAre("model.plan=model.plan"));
-  EXPECT_THAT(Found(MemoryFiles({{"model.pt", Pickle()},
+  EXPECT_THAT(Found(MemoryFiles({{"model.pt", EmptyPickle()},
                                  {"pytorch_model.bin", Zip()},
                                  {"pytorch_model.bin.index.json", torch_index},
                                  {"model.safetensors", SmallSafetensors({"a"})}})),
@@ -231,7 +231,7 @@ TEST(FindComponentsTest, AnIndexOverFilesOfAnotherKindIsNoneThatIsServed) {
 
 TEST(FindComponentsTest, CheckpointsAreComponentsWhereNothingBetterIsThere) {
   const std::string checkpoint = testing::SmallCheckpoint().Build();
-  const std::string legacy = Pickle();
+  const std::string legacy = EmptyPickle();
   EXPECT_THAT(
       Found(MemoryFiles({{"pytorch_model.bin", checkpoint},
                          {"optimizer.pt", checkpoint},

@@ -22,12 +22,12 @@ using testing::MemoryFiles;
 constexpr uint32_t kF32 = 0;
 constexpr uint32_t kF16 = 1;
 
-absl::StatusOr<TensorIndex> Read(std::string bytes) {
+absl::StatusOr<TensorIndex> ReadGguf(std::string bytes) {
   MemoryFiles files({{"m.gguf", std::move(bytes)}});
   return ReadModel("m.gguf", files);
 }
 
-std::string Refusal(const absl::StatusOr<TensorIndex>& index) {
+std::string GgufRefusal(const absl::StatusOr<TensorIndex>& index) {
   if (index.ok()) return "accepted";
   EXPECT_TRUE(absl::IsInvalidArgument(index.status()) || absl::IsUnimplemented(index.status()))
       << index.status();
@@ -35,9 +35,9 @@ std::string Refusal(const absl::StatusOr<TensorIndex>& index) {
   return std::string(index.status().message());
 }
 
-std::string RefusalOf(const GgufBuilder& file) { return Refusal(Read(file.Build())); }
+std::string RefusalOf(const GgufBuilder& file) { return GgufRefusal(ReadGguf(file.Build())); }
 
-std::string MetadataOf(const TensorIndex& index, std::string_view key) {
+std::string GgufMetadata(const TensorIndex& index, std::string_view key) {
   for (const MetadataItem& item : index.metadata()) {
     if (item.key == key) return item.value;
   }
@@ -49,7 +49,7 @@ TEST(GgufTest, IndexesBothVersionsWithShapesOutermostFirst) {
     GgufBuilder file;
     file.version = version;
     file.KeyText("general.name", "x").Tensor("a", {3, 5}, kF32, 60).Tensor("b", {4}, kF16, 8);
-    auto index = Read(file.Build());
+    auto index = ReadGguf(file.Build());
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(index->format(), "gguf");
     EXPECT_THAT(index->files(), ElementsAre("m.gguf"));
@@ -74,11 +74,11 @@ TEST(GgufTest, KnowsEveryTypeThatTheFormatHas) {
     }
     GgufBuilder file;
     file.Tensor("t", {256, 2}, id, bytes);
-    auto index = Read(file.Build());
+    auto index = ReadGguf(file.Build());
     if (removed) {
-      EXPECT_THAT(Refusal(index), HasSubstr(absl::StrCat("type ", id, ", which was removed")));
+      EXPECT_THAT(GgufRefusal(index), HasSubstr(absl::StrCat("type ", id, ", which was removed")));
     } else if (id > 42) {
-      EXPECT_THAT(Refusal(index), HasSubstr(absl::StrCat("unknown type ", id)));
+      EXPECT_THAT(GgufRefusal(index), HasSubstr(absl::StrCat("unknown type ", id)));
     } else {
       ASSERT_TRUE(index.ok()) << id << " " << index.status();
       EXPECT_EQ(index->at(0).nbytes, bytes) << id;
@@ -109,22 +109,22 @@ TEST(GgufTest, AcceptsWhatTheFormatAllows) {
       .Tensor(std::string(63, 'n'), {1, 1, 1, 2}, kF32, 8)
       .Tensor("\xd1\x8f \n", {1}, kF32, 4);
   file.last_padding = false;
-  auto index = Read(file.Build());
+  auto index = ReadGguf(file.Build());
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_TRUE(index->at(0).shape.empty());
   EXPECT_EQ(index->at(0).nbytes, 4u);
   EXPECT_THAT(index->at(1).shape, ElementsAre(4, 0));
   EXPECT_EQ(index->at(1).nbytes, 0u);
   EXPECT_THAT(index->at(3).shape, ElementsAre(2, 1, 1, 1));
-  EXPECT_TRUE(Read(file.Build() + "trailing bytes").ok());
-  EXPECT_TRUE(Read(GgufBuilder().KeyText("a", "b").Build()).ok());
-  EXPECT_TRUE(Read(GgufBuilder().Build()).ok());
+  EXPECT_TRUE(ReadGguf(file.Build() + "trailing bytes").ok());
+  EXPECT_TRUE(ReadGguf(GgufBuilder().KeyText("a", "b").Build()).ok());
+  EXPECT_TRUE(ReadGguf(GgufBuilder().Build()).ok());
 }
 
 TEST(GgufTest, ADimensionOfZeroMakesATensorEmptyWhateverTheOthersAre) {
   for (const std::vector<uint64_t>& dims : std::vector<std::vector<uint64_t>>{
            {0, uint64_t{1} << 62, uint64_t{1} << 62}, {uint64_t{1} << 62, uint64_t{1} << 62, 0}}) {
-    auto index = Read(GgufBuilder().Tensor("t", dims, kF32, 0).Build());
+    auto index = ReadGguf(GgufBuilder().Tensor("t", dims, kF32, 0).Build());
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(index->at(0).nbytes, 0u);
   }
@@ -135,7 +135,7 @@ TEST(GgufTest, AlignmentMayBeAnyPowerOfTwo) {
     GgufBuilder file;
     file.alignment = alignment;
     file.KeyU32("general.alignment", alignment).Tensor("a", {3}, 24, 3).Tensor("b", {3}, 24, 3);
-    auto index = Read(file.Build());
+    auto index = ReadGguf(file.Build());
     ASSERT_TRUE(index.ok()) << alignment << " " << index.status();
     EXPECT_EQ(index->at(1).offset % alignment, 0u);
     EXPECT_LT(index->at(1).offset - index->at(0).offset, alignment + 3);
@@ -182,7 +182,7 @@ TEST(GgufTest, MetadataIsTextAndLongArraysAreOnlyCounted) {
   for (int i = 0; i < 65; ++i) vocabulary += GgufBuilder::Text("token");
   file.Key("vocabulary", 9, vocabulary)
       .Key("scores", 9, Le(6u) + Le<uint64_t>(1000) + std::string(4000, '\0'));
-  auto index = Read(file.Build());
+  auto index = ReadGguf(file.Build());
   ASSERT_TRUE(index.ok()) << index.status();
   for (const auto& [key, value] : std::vector<std::pair<std::string, std::string>>{
            {"u8", "200"},
@@ -206,12 +206,12 @@ TEST(GgufTest, MetadataIsTextAndLongArraysAreOnlyCounted) {
            {"none", "[]"},
            {"vocabulary", "{\"type\":\"string\",\"count\":65}"},
            {"scores", "{\"type\":\"f32\",\"count\":1000}"}}) {
-    EXPECT_EQ(MetadataOf(*index, key), value) << key;
+    EXPECT_EQ(GgufMetadata(*index, key), value) << key;
   }
 }
 
 TEST(GgufTest, KeysThatAreNotUtf8AreLeftOutWithAWarning) {
-  auto index = Read(GgufBuilder().KeyU32("a\xff", 1).KeyU32("b", 2).Build());
+  auto index = ReadGguf(GgufBuilder().KeyU32("a\xff", 1).KeyU32("b", 2).Build());
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_EQ(index->metadata().size(), 1u);
   EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("'a\\xff'")));
@@ -220,7 +220,7 @@ TEST(GgufTest, KeysThatAreNotUtf8AreLeftOutWithAWarning) {
 TEST(GgufTest, NoArithmeticIsDoneOnOtherMetadata) {
   GgufBuilder file;
   file.KeyU32("llama.block_count", 0).KeyU32("llama.attention.head_count", 0);
-  EXPECT_TRUE(Read(file.Tensor("w", {4}, kF32, 16).Build()).ok());
+  EXPECT_TRUE(ReadGguf(file.Tensor("w", {4}, kF32, 16).Build()).ok());
 }
 
 TEST(GgufTest, RefusesBadMetadata) {
@@ -281,7 +281,7 @@ TEST(GgufTest, NamesMayNotOccurTwice) {
   GgufBuilder file;
   file.Tensor("w", {4}, kF32, 16);
   for (int i = 0; i < 5; ++i) file.Tensor(absl::StrCat("t", i), {4}, kF32, 16);
-  EXPECT_TRUE(Read(file.Build()).ok());
+  EXPECT_TRUE(ReadGguf(file.Build()).ok());
   file.Tensor("w", {4}, kF32, 16);
   EXPECT_THAT(RefusalOf(file), HasSubstr("duplicate tensor name: 'w'"));
 }
@@ -293,7 +293,7 @@ TEST(GgufTest, OffsetsMustBeTheRunningSum) {
     // The layout of the builder would follow a wild offset.
     std::string bytes = file.Build().substr(0, 320);
     bytes.resize(320);
-    EXPECT_THAT(Refusal(Read(bytes)), HasSubstr("'b' starts at data offset")) << offset;
+    EXPECT_THAT(GgufRefusal(ReadGguf(bytes)), HasSubstr("'b' starts at data offset")) << offset;
   }
 }
 
@@ -305,9 +305,9 @@ TEST(GgufTest, EveryCutOfAGoodFileIsRefused) {
       .Tensor("b", {4}, kF16, 8);
   file.last_padding = false;
   const std::string whole = file.Build();
-  ASSERT_TRUE(Read(whole).ok());
+  ASSERT_TRUE(ReadGguf(whole).ok());
   for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_NE(Refusal(Read(whole.substr(0, size))), "accepted") << size;
+    EXPECT_NE(GgufRefusal(ReadGguf(whole.substr(0, size))), "accepted") << size;
   }
 }
 
@@ -321,8 +321,9 @@ TEST(GgufTest, RefusesOtherVersionsAndByteOrdersByName) {
   EXPECT_THAT(refusal(1), HasSubstr("version 1"));
   EXPECT_THAT(refusal(4), HasSubstr("version 4"));
   EXPECT_THAT(refusal(3u << 24), HasSubstr("big-endian"));
-  EXPECT_THAT(Refusal(Read("FUGG" + GgufBuilder().Build().substr(4))), HasSubstr("big-endian"));
-  EXPECT_NE(Refusal(Read("NOPE" + GgufBuilder().Build().substr(4))), "accepted");
+  EXPECT_THAT(GgufRefusal(ReadGguf("FUGG" + GgufBuilder().Build().substr(4))),
+              HasSubstr("big-endian"));
+  EXPECT_NE(GgufRefusal(ReadGguf("NOPE" + GgufBuilder().Build().substr(4))), "accepted");
 }
 
 // --- Sets of files.
@@ -343,7 +344,7 @@ class GgufSetTest : public ::testing::Test {
     file.Split(number, 3, 2).Tensor(tensor, {4}, kF32, 16);
     return file;
   }
-  std::string RefusalAt(int part = 1) { return Refusal(ReadModel(Name(part), files_)); }
+  std::string RefusalAt(int part = 1) { return GgufRefusal(ReadModel(Name(part), files_)); }
 
   MemoryFiles files_;
 };
@@ -356,7 +357,7 @@ TEST_F(GgufSetTest, FirstFileStandsForTheSet) {
   EXPECT_EQ(index->at(0).name, "a");
   EXPECT_EQ(index->at(0).file, 1u);
   EXPECT_EQ(index->at(1).file, 2u);
-  EXPECT_EQ(MetadataOf(*index, "general.name"), "x");
+  EXPECT_EQ(GgufMetadata(*index, "general.name"), "x");
 }
 
 TEST_F(GgufSetTest, AnyOtherFileStandsForTheSetToo) {
@@ -366,7 +367,7 @@ TEST_F(GgufSetTest, AnyOtherFileStandsForTheSetToo) {
   EXPECT_EQ(index->at(0).name, "a");
   EXPECT_EQ(index->at(0).file, 2u);
   EXPECT_EQ(index->at(1).file, 0u);
-  EXPECT_EQ(MetadataOf(*index, "general.name"), "x");
+  EXPECT_EQ(GgufMetadata(*index, "general.name"), "x");
 }
 
 TEST_F(GgufSetTest, WorksInASubfolder) {
@@ -395,16 +396,16 @@ TEST_F(GgufSetTest, ASetOfOneIsASingleFile) {
 TEST_F(GgufSetTest, MissingPartsAreListed) {
   MemoryFiles only;
   only.Put(Name(1), GgufBuilder().Split(0, 3, 2).Build());
-  EXPECT_THAT(Refusal(ReadModel(Name(1), only)),
+  EXPECT_THAT(GgufRefusal(ReadModel(Name(1), only)),
               ::testing::AllOf(HasSubstr(Name(2)), HasSubstr(Name(3))));
   MemoryFiles second;
   second.Put(Name(2), Part(1, "a").Build());
-  EXPECT_THAT(Refusal(ReadModel(Name(2), second)), HasSubstr(Name(1)));
+  EXPECT_THAT(GgufRefusal(ReadModel(Name(2), second)), HasSubstr(Name(1)));
   // A part that says its number only is a part all the same.
   GgufBuilder numbered;
   numbered.Key("split.no", 2, Le<uint16_t>(1)).Tensor("a", {4}, kF32, 16);
   second.Put(Name(2), numbered.Build());
-  EXPECT_THAT(Refusal(ReadModel(Name(2), second)), HasSubstr(Name(1)));
+  EXPECT_THAT(GgufRefusal(ReadModel(Name(2), second)), HasSubstr(Name(1)));
 }
 
 TEST_F(GgufSetTest, RefusesPartsThatDoNotFitTogether) {
@@ -438,17 +439,17 @@ TEST_F(GgufSetTest, TheFirstFileMustSayHowManyTensorsThereAre) {
 TEST_F(GgufSetTest, TheNameMustSayTheSame) {
   MemoryFiles renamed;
   renamed.Put("m.gguf", GgufBuilder().Split(0, 3, 2).Build());
-  EXPECT_THAT(Refusal(ReadModel("m.gguf", renamed)), HasSubstr("part of a set of 3 files"));
+  EXPECT_THAT(GgufRefusal(ReadModel("m.gguf", renamed)), HasSubstr("part of a set of 3 files"));
   renamed.Put(Name(2), GgufBuilder().Split(0, 3, 2).Build());
-  EXPECT_THAT(Refusal(ReadModel(Name(2), renamed)), HasSubstr("is part 1 of 3"));
+  EXPECT_THAT(GgufRefusal(ReadModel(Name(2), renamed)), HasSubstr("is part 1 of 3"));
   renamed.Put(Name(1, 4), GgufBuilder().Split(0, 3, 2).Build());
-  EXPECT_THAT(Refusal(ReadModel(Name(1, 4), renamed)), HasSubstr("is named part 1 of 4"));
+  EXPECT_THAT(GgufRefusal(ReadModel(Name(1, 4), renamed)), HasSubstr("is named part 1 of 4"));
 }
 
 TEST_F(GgufSetTest, SplitKeysMustBeCounts) {
-  EXPECT_THAT(Refusal(Read(GgufBuilder().KeyText("split.count", "3").Build())),
+  EXPECT_THAT(GgufRefusal(ReadGguf(GgufBuilder().KeyText("split.count", "3").Build())),
               HasSubstr("split.count"));
-  EXPECT_THAT(Refusal(Read(GgufBuilder().Key("split.no", 5, Le<int32_t>(-1)).Build())),
+  EXPECT_THAT(GgufRefusal(ReadGguf(GgufBuilder().Key("split.no", 5, Le<int32_t>(-1)).Build())),
               HasSubstr("split.no"));
 }
 

@@ -13,7 +13,7 @@ namespace {
 using ::testing::HasSubstr;
 using testing::MemoryFiles;
 
-std::span<const std::byte> Bytes(const std::string& text) {
+std::span<const std::byte> EncodedBytes(const std::string& text) {
   return std::as_bytes(std::span<const char>(text));
 }
 
@@ -39,12 +39,12 @@ std::string Answer(const TensorInfo& tensor, const std::string& file = "a.safete
   return EncodeIndexes(std::move(components));
 }
 
-absl::Status Read(const std::string& answer) {
-  return DecodeIndexes(Bytes(answer), Asked()).status();
+absl::Status ReadEncoded(const std::string& answer) {
+  return DecodeIndexes(EncodedBytes(answer), Asked()).status();
 }
 
 TEST(IndexCodecTest, ARequestComesBackAsItWas) {
-  const auto back = DecodeIndexRequest(Bytes(EncodeIndexRequest(Asked())));
+  const auto back = DecodeIndexRequest(EncodedBytes(EncodeIndexRequest(Asked())));
   ASSERT_TRUE(back.ok()) << back.status();
   ASSERT_EQ(back->files.size(), 2U);
   EXPECT_EQ(back->files[1].name, "b.gguf");
@@ -75,7 +75,7 @@ TEST(IndexCodecTest, IndexesComeBackAsTheyWere) {
   components.push_back({"second", TensorIndex("gguf")});
   components[1].index.AddFile("b.gguf");
 
-  const auto back = DecodeIndexes(Bytes(EncodeIndexes(std::move(components))), Asked());
+  const auto back = DecodeIndexes(EncodedBytes(EncodeIndexes(std::move(components))), Asked());
   ASSERT_TRUE(back.ok()) << back.status();
   ASSERT_EQ(back->size(), 2U);
   EXPECT_EQ((*back)[0].name, "first");
@@ -99,7 +99,7 @@ TEST(IndexCodecTest, IndexesComeBackAsTheyWere) {
 
 TEST(IndexCodecTest, ARefusalKeepsItsCodeAndText) {
   const absl::Status refused = absl::UnimplementedError("m.pt: a legacy pickle");
-  EXPECT_EQ(Read(EncodeIndexes(refused)), refused);
+  EXPECT_EQ(ReadEncoded(EncodeIndexes(refused)), refused);
 }
 
 TEST(IndexCodecTest, ARefusalIsOneThatReadersGive) {
@@ -108,7 +108,7 @@ TEST(IndexCodecTest, ARefusalIsOneThatReadersGive) {
        {absl::CancelledError("x"), absl::AbortedError("x"), absl::ResourceExhaustedError("x"),
         absl::DataLossError("x"), absl::Status(static_cast<absl::StatusCode>(77), "x"),
         absl::InvalidArgumentError(""), absl::InvalidArgumentError(std::string(9000, 'x'))}) {
-    EXPECT_TRUE(absl::IsInternal(Read(EncodeIndexes(status)))) << status;
+    EXPECT_TRUE(absl::IsInternal(ReadEncoded(EncodeIndexes(status)))) << status;
   }
 }
 
@@ -119,7 +119,7 @@ TEST(IndexCodecTest, ComponentsAreOfFilesAndOfKnownFormats) {
       all.push_back({"c", TensorIndex(format)});
       for (int j = 0; j < files; ++j) all.back().index.AddFile("b.gguf");
     }
-    return Read(EncodeIndexes(std::move(all)));
+    return ReadEncoded(EncodeIndexes(std::move(all)));
   };
   EXPECT_TRUE(read("gguf", 1, 2).ok());
   EXPECT_TRUE(absl::IsInternal(read("gguf", 0, 1)));
@@ -129,9 +129,9 @@ TEST(IndexCodecTest, ComponentsAreOfFilesAndOfKnownFormats) {
 }
 
 TEST(IndexCodecTest, WhatNoGoodIndexerSaysIsAnError) {
-  EXPECT_TRUE(Read(Answer(Good())).ok());
+  EXPECT_TRUE(ReadEncoded(Answer(Good())).ok());
   const auto refused = [](const TensorInfo& tensor, const std::string& why) {
-    const absl::Status status = Read(Answer(tensor));
+    const absl::Status status = ReadEncoded(Answer(tensor));
     EXPECT_TRUE(absl::IsInternal(status)) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(why));
   };
@@ -177,26 +177,27 @@ TEST(IndexCodecTest, WhatNoGoodIndexerSaysIsAnError) {
   tensor = Good();
   tensor.mappable = false;
   refused(tensor, "reason");
-  EXPECT_THAT(std::string(Read(Answer(Good(), "/etc/passwd")).message()),
+  EXPECT_THAT(std::string(ReadEncoded(Answer(Good(), "/etc/passwd")).message()),
               HasSubstr("was not asked about"));
 }
 
 TEST(IndexCodecTest, EveryCutAndEveryTailIsAnError) {
   const std::string answer = Answer(Good());
   for (size_t size = 0; size < answer.size(); ++size) {
-    EXPECT_TRUE(absl::IsInternal(Read(answer.substr(0, size)))) << size;
+    EXPECT_TRUE(absl::IsInternal(ReadEncoded(answer.substr(0, size)))) << size;
   }
-  EXPECT_TRUE(absl::IsInternal(Read(answer + "x")));
+  EXPECT_TRUE(absl::IsInternal(ReadEncoded(answer + "x")));
   const std::string request = EncodeIndexRequest(Asked());
   for (size_t size = 0; size < request.size(); ++size) {
-    EXPECT_FALSE(DecodeIndexRequest(Bytes(request.substr(0, size))).ok()) << size;
+    EXPECT_FALSE(DecodeIndexRequest(EncodedBytes(request.substr(0, size))).ok()) << size;
   }
 }
 
 TEST(IndexCodecTest, HugeCountsAreRefusedBeforeAnythingIsMade) {
   // Magic and status, then a count.
   const std::string start = EncodeIndexes(std::vector<ComponentIndex>()).substr(0, 12);
-  EXPECT_THAT(std::string(Read(start + "\xff\xff\xff\xff").message()), HasSubstr("do not fit"));
+  EXPECT_THAT(std::string(ReadEncoded(start + "\xff\xff\xff\xff").message()),
+              HasSubstr("do not fit"));
 }
 
 }  // namespace

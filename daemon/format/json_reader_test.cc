@@ -13,19 +13,19 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-ByteReader Bytes(std::string_view text) {
+ByteReader JsonBytes(std::string_view text) {
   return ByteReader("f.json", "hint", std::as_bytes(std::span<const char>(text)));
 }
 
 bool IsJson(std::string_view text) {
-  ByteReader in = Bytes(text);
+  ByteReader in = JsonBytes(text);
   JsonReader json(in);
   return json.Skip() && json.End();
 }
 
 // The string value of `text`, or the error.
 std::string StringOf(std::string_view text) {
-  ByteReader in = Bytes(text);
+  ByteReader in = JsonBytes(text);
   JsonReader json(in);
   std::string_view value;
   if (json.String("a string", &value) && json.End()) return std::string(value);
@@ -118,7 +118,7 @@ TEST(JsonReaderTest, NestingIsBounded) {
 TEST(JsonReaderTest, DepthCountsTheLevelsThatTheCallerHasOpened) {
   const auto read = [](int inner) {
     const std::string text = "{\"a\":[" + Nested(inner) + "]}";
-    ByteReader in = Bytes(text);
+    ByteReader in = JsonBytes(text);
     JsonReader json(in);
     return json.Object(
         "o", [&](std::string_view) { return json.Array("a", [&] { return json.Skip(); }); });
@@ -138,7 +138,7 @@ TEST(JsonReaderTest, DecodesEscapes) {
 
 TEST(JsonReaderTest, UnsignedTakesDigitsAlone) {
   const auto read = [](std::string_view text) -> std::string {
-    ByteReader in = Bytes(text);
+    ByteReader in = JsonBytes(text);
     JsonReader json(in);
     uint64_t value = 0;
     if (json.Unsigned("a number", &value) && json.End()) return std::to_string(value);
@@ -154,7 +154,7 @@ TEST(JsonReaderTest, UnsignedTakesDigitsAlone) {
 }
 
 TEST(JsonReaderTest, ErrorsNameFileOffsetAndHint) {
-  ByteReader in = Bytes("{\"a\": x}");
+  ByteReader in = JsonBytes("{\"a\": x}");
   JsonReader json(in);
   EXPECT_FALSE(json.Skip());
   EXPECT_THAT(std::string(in.status().message()),
@@ -162,7 +162,7 @@ TEST(JsonReaderTest, ErrorsNameFileOffsetAndHint) {
 }
 
 TEST(JsonReaderTest, ObjectGivesKeysInOrderAndStopsWhenToldTo) {
-  ByteReader in = Bytes("{\"b\":1,\"\\u0061\":2,\"c\":3}");
+  ByteReader in = JsonBytes("{\"b\":1,\"\\u0061\":2,\"c\":3}");
   JsonReader json(in);
   std::vector<std::string> keys;
   EXPECT_FALSE(json.Object("an object", [&](std::string_view key) {

@@ -34,12 +34,12 @@ using testing::Proto;
 
 constexpr uint64_t kNegative = UINT64_MAX;
 
-absl::StatusOr<TensorIndex> Read(std::string bytes) {
+absl::StatusOr<TensorIndex> ReadOnnx(std::string bytes) {
   MemoryFiles files({{"m.onnx", std::move(bytes)}});
   return ReadModel("m.onnx", files);
 }
 
-std::string Refusal(const absl::StatusOr<TensorIndex>& index) {
+std::string OnnxRefusal(const absl::StatusOr<TensorIndex>& index) {
   if (index.ok()) return "accepted";
   EXPECT_TRUE(absl::IsInvalidArgument(index.status()) || absl::IsUnimplemented(index.status()))
       << index.status();
@@ -47,7 +47,9 @@ std::string Refusal(const absl::StatusOr<TensorIndex>& index) {
   return std::string(index.status().message());
 }
 
-std::string RefusalOf(const Proto& initializer) { return Refusal(Read(OnnxOf(initializer))); }
+std::string RefusalOf(const Proto& initializer) {
+  return OnnxRefusal(ReadOnnx(OnnxOf(initializer)));
+}
 
 std::vector<std::string> NamesOf(const absl::StatusOr<TensorIndex>& index) {
   if (!index.ok()) return {std::string(index.status().message())};
@@ -56,7 +58,7 @@ std::vector<std::string> NamesOf(const absl::StatusOr<TensorIndex>& index) {
   return names;
 }
 
-std::string MetadataOf(const TensorIndex& index, std::string_view key) {
+std::string OnnxMetadata(const TensorIndex& index, std::string_view key) {
   for (const MetadataItem& item : index.metadata()) {
     if (item.key == key) return item.value;
   }
@@ -69,7 +71,7 @@ TEST(OnnxTest, ListsInitializersWhereTheyLie) {
       OnnxModel(OnnxGraph({OnnxRaw("w", kOnnxFloat, {2, 2}, raw), OnnxRaw("s", 11, {}, "8 bytes!"),
                            OnnxRaw("empty", kOnnxFloat, {0, 4}, "")}))
           .bytes();
-  auto index = Read(bytes);
+  auto index = ReadOnnx(bytes);
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_EQ(index->format(), "onnx");
   EXPECT_THAT(index->files(), ElementsAre("m.onnx"));
@@ -98,7 +100,7 @@ TEST(OnnxTest, KnowsEveryDataTypeAndItsSize) {
     const auto& [name, bytes] = types[i];
     const uint64_t type = i + 1;
     if (type == kOnnxString) continue;
-    auto index = Read(OnnxOf(OnnxRaw("w", type, {5}, std::string(bytes, 'x'))));
+    auto index = ReadOnnx(OnnxOf(OnnxRaw("w", type, {5}, std::string(bytes, 'x'))));
     ASSERT_TRUE(index.ok()) << name << " " << index.status();
     EXPECT_EQ(abi::DTypeName(index->at(0).dtype), name);
     EXPECT_EQ(index->at(0).nbytes, bytes) << name;
@@ -124,7 +126,7 @@ TEST(OnnxTest, ValuesInTypedFieldsAreListedWithAReason) {
       return OnnxTensorOf("w", type, {5}).Packed(field, std::vector<uint64_t>(values, 1));
     };
     const std::string bytes = OnnxOf(tensor(count));
-    auto index = Read(bytes);
+    auto index = ReadOnnx(bytes);
     ASSERT_TRUE(index.ok()) << type << " " << index.status();
     EXPECT_FALSE(index->at(0).mappable) << type;
     EXPECT_THAT(std::string(index->at(0).reason), HasSubstr("varints"));
@@ -138,7 +140,7 @@ TEST(OnnxTest, ValuesInTypedFieldsAreListedWithAReason) {
       EXPECT_THAT(RefusalOf(wrong), HasSubstr("instead of")) << type;
     }
   }
-  auto strings = Read(OnnxOf(OnnxTensorOf("w", kOnnxString, {2}).Bytes(6, "a").Bytes(6, "")));
+  auto strings = ReadOnnx(OnnxOf(OnnxTensorOf("w", kOnnxString, {2}).Bytes(6, "a").Bytes(6, "")));
   ASSERT_TRUE(strings.ok()) << strings.status();
   EXPECT_EQ(strings->at(0).dtype, abi::DType::kString);
   EXPECT_FALSE(strings->at(0).mappable);
@@ -150,7 +152,7 @@ TEST(OnnxTest, OnePackedRunOfFloatsIsMappedInPlace) {
   for (const auto& [type, field, dim] : std::vector<std::tuple<uint64_t, uint32_t, int64_t>>{
            {1, 4, 4}, {14, 4, 2}, {11, 10, 2}, {15, 10, 1}}) {
     const std::string bytes = OnnxOf(OnnxTensorOf("w", type, {dim}).Bytes(field, four));
-    auto index = Read(bytes);
+    auto index = ReadOnnx(bytes);
     ASSERT_TRUE(index.ok()) << type << " " << index.status();
     EXPECT_TRUE(index->at(0).mappable) << type;
     EXPECT_EQ(bytes.substr(index->at(0).offset, index->at(0).nbytes), four);
@@ -164,7 +166,7 @@ TEST(OnnxTest, OnePackedRunOfFloatsIsMappedInPlace) {
     Proto mixed = OnnxTensorOf("w", type, {dim}).Tag(field, wire).Raw(one);
     mixed.Bytes(field, four.substr(one.size()));
     for (const Proto& pieces : {two, singles, mixed}) {
-      auto unmapped = Read(OnnxOf(pieces));
+      auto unmapped = ReadOnnx(OnnxOf(pieces));
       ASSERT_TRUE(unmapped.ok()) << type << " " << unmapped.status();
       EXPECT_FALSE(unmapped->at(0).mappable);
       EXPECT_THAT(std::string(unmapped->at(0).reason), HasSubstr("pieces"));
@@ -184,7 +186,7 @@ TEST(OnnxTest, RefusesBadTensors) {
            {1LL << 32, 1LL << 32}, {1LL << 32, 1LL << 32, 0}, {INT64_MAX}, {1LL << 61}}) {
     EXPECT_THAT(RefusalOf(OnnxRaw("w", kOnnxFloat, dims, "")), HasSubstr("63 bits can count"));
   }
-  EXPECT_TRUE(Read(OnnxOf(OnnxRaw("w", kOnnxFloat, {0, 1LL << 32, 1LL << 32}, ""))).ok());
+  EXPECT_TRUE(ReadOnnx(OnnxOf(OnnxRaw("w", kOnnxFloat, {0, 1LL << 32, 1LL << 32}, ""))).ok());
   EXPECT_THAT(RefusalOf(OnnxRaw("w", kOnnxFloat, {4}, four).Bytes(4, four)),
               HasSubstr("raw_data and values in float_data"));
   // Nothing raw beside values: two readers would see two things.
@@ -216,54 +218,57 @@ TEST(OnnxTest, MessagesWithoutTensorsAreReadThrough) {
     return OnnxModel(OnnxGraph({OnnxFloats("w", 1)}).Add(field, message)).bytes();
   };
   for (const Proto& good : {value(type(shape)), value(deep), value(Proto()), Proto()}) {
-    for (const uint32_t field : {11u, 12u, 13u}) EXPECT_TRUE(Read(graph(field, good)).ok());
+    for (const uint32_t field : {11u, 12u, 13u}) EXPECT_TRUE(ReadOnnx(graph(field, good)).ok());
   }
   const Proto lie = Proto().Raw("\x0a\x05x");
   const Proto wrong = Proto().Raw("\x0f");
   for (const Proto& bad : {lie, wrong}) {
     for (const uint32_t field : {11u, 12u, 13u, 14u, 16u}) {
-      EXPECT_NE(Refusal(Read(graph(field, bad))), "accepted") << field;
+      EXPECT_NE(OnnxRefusal(ReadOnnx(graph(field, bad))), "accepted") << field;
     }
-    EXPECT_NE(Refusal(Read(graph(13, value(bad)))), "accepted");
-    EXPECT_NE(Refusal(Read(graph(13, value(type(bad))))), "accepted");
-    EXPECT_NE(Refusal(Read(graph(13, value(type(Proto().Add(1, bad)))))), "accepted");
-    EXPECT_NE(Refusal(Read(graph(14, Proto().Add(2, bad)))), "accepted");
-    EXPECT_NE(Refusal(Read(OnnxOf(OnnxFloats("w", 1).Add(16, bad)))), "accepted");
+    EXPECT_NE(OnnxRefusal(ReadOnnx(graph(13, value(bad)))), "accepted");
+    EXPECT_NE(OnnxRefusal(ReadOnnx(graph(13, value(type(bad))))), "accepted");
+    EXPECT_NE(OnnxRefusal(ReadOnnx(graph(13, value(type(Proto().Add(1, bad)))))), "accepted");
+    EXPECT_NE(OnnxRefusal(ReadOnnx(graph(14, Proto().Add(2, bad)))), "accepted");
+    EXPECT_NE(OnnxRefusal(ReadOnnx(OnnxOf(OnnxFloats("w", 1).Add(16, bad)))), "accepted");
     for (const Proto& node : {OnnxNode("n", "o", Proto().Bytes(1, "a").Add(14, bad)),
                               OnnxNode("n", "o", Proto().Bytes(1, "a").Add(15, bad)),
                               Proto().Bytes(3, "n").Add(9, bad)}) {
-      EXPECT_NE(Refusal(Read(OnnxModel(OnnxGraph({}, {node})).bytes())), "accepted");
+      EXPECT_NE(OnnxRefusal(ReadOnnx(OnnxModel(OnnxGraph({}, {node})).bytes())), "accepted");
     }
     for (const uint32_t field : {9u, 12u, 14u}) {
-      EXPECT_NE(Refusal(Read(OnnxModel(OnnxGraph({})).Add(25, Proto().Add(field, bad)).bytes())),
-                "accepted");
+      EXPECT_NE(
+          OnnxRefusal(ReadOnnx(OnnxModel(OnnxGraph({})).Add(25, Proto().Add(field, bad)).bytes())),
+          "accepted");
     }
   }
   Proto nested = type(shape);
   for (int i = 0; i < 60; ++i) nested = Proto().Add(4, Proto().Add(1, nested));
-  EXPECT_THAT(Refusal(Read(graph(11, value(nested)))), HasSubstr("100 deep"));
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(graph(11, value(nested)))), HasSubstr("100 deep"));
 }
 
 TEST(OnnxTest, NamesAreUtf8WithoutNulAndStandOnceInAGraph) {
   const auto initializer = [](std::string_view name) { return OnnxFloats(name, 1); };
   EXPECT_THAT(RefusalOf(initializer(std::string_view("a\0b", 3))), HasSubstr("NUL"));
   EXPECT_THAT(RefusalOf(initializer("a\xff")), HasSubstr("UTF-8"));
-  EXPECT_THAT(NamesOf(Read(OnnxOf(initializer("")))), ElementsAre(""));
-  EXPECT_THAT(NamesOf(Read(OnnxOf(initializer("\xd1\x8f \n/..")))), ElementsAre("\xd1\x8f \n/.."));
+  EXPECT_THAT(NamesOf(ReadOnnx(OnnxOf(initializer("")))), ElementsAre(""));
+  EXPECT_THAT(NamesOf(ReadOnnx(OnnxOf(initializer("\xd1\x8f \n/..")))),
+              ElementsAre("\xd1\x8f \n/.."));
   EXPECT_THAT(
-      Refusal(Read(
+      OnnxRefusal(ReadOnnx(
           OnnxModel(OnnxGraph({initializer("w"), initializer("v"), initializer("w")})).bytes())),
       HasSubstr("duplicate tensor name: 'w'"));
   const Proto sparse = OnnxSparse(initializer("w"), OnnxRaw("", kOnnxInt64, {1}, "12345678"));
-  EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({initializer("w")}).Add(15, sparse)).bytes())),
-              HasSubstr("duplicate tensor name: 'w'"));
+  EXPECT_THAT(
+      OnnxRefusal(ReadOnnx(OnnxModel(OnnxGraph({initializer("w")}).Add(15, sparse)).bytes())),
+      HasSubstr("duplicate tensor name: 'w'"));
   const Proto twice = OnnxGraph({initializer("v"), initializer("v")});
   EXPECT_THAT(
-      Refusal(Read(
+      OnnxRefusal(ReadOnnx(
           OnnxModel(OnnxGraph({}, {OnnxNode("n", "o", OnnxAttribute("g", 6, twice))})).bytes())),
       HasSubstr("duplicate tensor name: 'v'"));
   const Proto bad = OnnxNode("n", "o", OnnxAttribute("value", 5, initializer("a\xff")));
-  EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({}, {bad})).bytes())), HasSubstr("UTF-8"));
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(OnnxModel(OnnxGraph({}, {bad})).bytes())), HasSubstr("UTF-8"));
 }
 
 TEST(OnnxTest, PlaysByProtobufsRules) {
@@ -272,18 +277,18 @@ TEST(OnnxTest, PlaysByProtobufsRules) {
   Proto tensor = OnnxRaw("w", kOnnxFloat, {4}, four);
   tensor.Bytes(99, "new").Varint(9, 5).Varint(8, 5).Bytes(2, "x").Tag(1, 5).Raw("1234");
   tensor.Tag(30, 3).Varint(1, 2).Tag(30, 4);
-  EXPECT_THAT(NamesOf(Read(OnnxOf(tensor))), ElementsAre("w"));
+  EXPECT_THAT(NamesOf(ReadOnnx(OnnxOf(tensor))), ElementsAre("w"));
   // The last value of a field counts; fields come in any order; dims may be packed.
   tensor = Proto().Bytes(9, "short").Bytes(8, "v").Varint(2, 7).Bytes(9, four).Bytes(8, "w");
   tensor.Varint(2, kOnnxFloat).Packed(1, {2, 2});
-  EXPECT_THAT(NamesOf(Read(OnnxOf(tensor))), ElementsAre("w"));
+  EXPECT_THAT(NamesOf(ReadOnnx(OnnxOf(tensor))), ElementsAre("w"));
   // A graph in two parts is one.
   const std::string parts =
       OnnxModel(OnnxGraph({OnnxFloats("a", 1)})).Add(7, OnnxGraph({OnnxFloats("b", 1)})).bytes();
-  EXPECT_THAT(NamesOf(Read(parts)), ElementsAre("a", "b"));
-  EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({OnnxFloats("a", 1)}))
-                               .Add(7, OnnxGraph({OnnxFloats("a", 1)}))
-                               .bytes())),
+  EXPECT_THAT(NamesOf(ReadOnnx(parts)), ElementsAre("a", "b"));
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(OnnxModel(OnnxGraph({OnnxFloats("a", 1)}))
+                                       .Add(7, OnnxGraph({OnnxFloats("a", 1)}))
+                                       .bytes())),
               HasSubstr("duplicate"));
   // But not what one place can hold once.
   const Proto value = OnnxFloats("", 1);
@@ -293,11 +298,13 @@ TEST(OnnxTest, PlaysByProtobufsRules) {
                               ? OnnxGraph({})
                               : OnnxSparse(value, OnnxRaw("", kOnnxInt64, {1}, "12345678"));
     const Proto once = OnnxAttribute("a", field, content);
-    EXPECT_TRUE(Read(OnnxModel(OnnxGraph({}, {OnnxNode("n", "o", once)})).bytes()).ok()) << field;
+    EXPECT_TRUE(ReadOnnx(OnnxModel(OnnxGraph({}, {OnnxNode("n", "o", once)})).bytes()).ok())
+        << field;
     Proto twice = once;
     twice.Add(field, content);
-    EXPECT_THAT(Refusal(Read(OnnxModel(OnnxGraph({}, {OnnxNode("n", "o", twice)})).bytes())),
-                HasSubstr("in one place"));
+    EXPECT_THAT(
+        OnnxRefusal(ReadOnnx(OnnxModel(OnnxGraph({}, {OnnxNode("n", "o", twice)})).bytes())),
+        HasSubstr("in one place"));
   }
 }
 
@@ -322,7 +329,7 @@ TEST(OnnxTest, TensorsOfNodesAreCalledByTheWayToThem) {
                         OnnxSparse(Value(2), OnnxRaw("", kOnnxInt64, {2}, std::string(16, '\0'))))),
       OnnxNode("plain", "o5", Proto().Bytes(1, "axis").Varint(3, 1)),
   };
-  EXPECT_THAT(NamesOf(Read(OnnxModel(OnnxGraph({OnnxFloats("w", 1)}, nodes)).bytes())),
+  EXPECT_THAT(NamesOf(ReadOnnx(OnnxModel(OnnxGraph({OnnxFloats("w", 1)}, nodes)).bytes())),
               ElementsAre("w", "named.value", "o2.value", "Constant#2.value", "list.values[0]",
                           "list.values[1]", "sp.sparse_value.values", "sp.sparse_value.indices"));
 }
@@ -348,7 +355,7 @@ TEST(OnnxTest, TensorsOfSubgraphsAndFunctionsAreListed) {
           .Add(25, with_default)
           .bytes();
   EXPECT_THAT(
-      NamesOf(Read(bytes)),
+      NamesOf(ReadOnnx(bytes)),
       ElementsAre("w", "if.then_branch/w", "if.then_branch/deep.then_branch/w",
                   "if.then_branch/s.values", "if.then_branch/s.indices", "scan.bodies[0]/b",
                   "scan.bodies[1]/b", "functions/my.domain.Foo/c.value", "functions/Bar.alpha"));
@@ -357,22 +364,22 @@ TEST(OnnxTest, TensorsOfSubgraphsAndFunctionsAreListed) {
 TEST(OnnxTest, NamesAreUniqueAndAnInitializersOwnNameIsNeverChanged) {
   const Proto constant = OnnxNode("n", "o", OnnxAttribute("value", 5, Value()));
   EXPECT_THAT(
-      NamesOf(Read(OnnxModel(OnnxGraph({OnnxFloats("n.value", 1), OnnxFloats("n.value#2", 1)},
-                                       {constant, constant, constant}))
-                       .bytes())),
+      NamesOf(ReadOnnx(OnnxModel(OnnxGraph({OnnxFloats("n.value", 1), OnnxFloats("n.value#2", 1)},
+                                           {constant, constant, constant}))
+                           .bytes())),
       ElementsAre("n.value", "n.value#2", "n.value#3", "n.value#4", "n.value#5"));
 }
 
 TEST(OnnxTest, NamesOfNodesAreCutAndMadeText) {
   const std::string longer(1000, 'x');
   const Proto node = OnnxNode("a\n\xff" + longer, "o", OnnxAttribute("v", 5, Value()));
-  auto index = Read(OnnxModel(OnnxGraph({}, {node})).bytes());
+  auto index = ReadOnnx(OnnxModel(OnnxGraph({}, {node})).bytes());
   ASSERT_EQ(index->size(), 1u) << index.status();
   EXPECT_EQ(index->at(0).name, "a__" + longer.substr(0, 45) + "....v");
   // Deep inside the number of the subgraph stands for the way.
   Proto graph = OnnxGraph({OnnxFloats(longer, 1)});
   for (int i = 0; i < 20; ++i) graph = OnnxGraph({}, {If(longer, graph, OnnxGraph({}))});
-  auto deep = Read(OnnxModel(graph).bytes());
+  auto deep = ReadOnnx(OnnxModel(graph).bytes());
   ASSERT_TRUE(deep.ok()) << deep.status();
   EXPECT_LT(deep->at(0).name.size(), 300 + longer.size());
   EXPECT_THAT(std::string(deep->at(0).name), HasSubstr("subgraph#"));
@@ -385,14 +392,14 @@ TEST(OnnxTest, NestedSubgraphsEndAtProtobufsLimit) {
     return OnnxModel(graph).bytes();
   };
   // A graph in a graph is three messages deeper, the tensor one more: 1 + 3 * 32 + 1 = 98.
-  EXPECT_TRUE(Read(nested(32)).ok());
-  EXPECT_THAT(Refusal(Read(nested(33))), HasSubstr("100 deep"));
-  EXPECT_THAT(Refusal(Read(nested(300))), HasSubstr("100 deep"));
+  EXPECT_TRUE(ReadOnnx(nested(32)).ok());
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(nested(33))), HasSubstr("100 deep"));
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(nested(300))), HasSubstr("100 deep"));
 }
 
 TEST(OnnxTest, SparseTensorsAreTwoTensorsThatFit) {
   const auto read = [](const Proto& sparse) {
-    return Read(OnnxModel(OnnxGraph({}).Add(15, sparse)).bytes());
+    return ReadOnnx(OnnxModel(OnnxGraph({}).Add(15, sparse)).bytes());
   };
   const Proto values = OnnxFloats("sp", 2);
   const std::string bytes(32, '\0');
@@ -404,15 +411,16 @@ TEST(OnnxTest, SparseTensorsAreTwoTensorsThatFit) {
   EXPECT_THAT(NamesOf(read(Proto().Add(2, OnnxRaw("", kOnnxInt64, {2, 2}, bytes)).Add(1, values))),
               ElementsAre("sp.values", "sp.indices"));
   EXPECT_THAT(NamesOf(read(Proto().Add(1, OnnxFloats("sp", 0)))), ElementsAre("sp.values"));
-  EXPECT_THAT(Refusal(read(Proto().Add(1, values))), HasSubstr("without indices"));
-  EXPECT_THAT(Refusal(read(Proto().Add(2, values))), HasSubstr("no values"));
-  EXPECT_THAT(Refusal(read(OnnxSparse(values, values))), HasSubstr("do not fit"));
-  EXPECT_THAT(Refusal(read(OnnxSparse(values, OnnxRaw("", kOnnxInt64, {4}, bytes)))),
+  EXPECT_THAT(OnnxRefusal(read(Proto().Add(1, values))), HasSubstr("without indices"));
+  EXPECT_THAT(OnnxRefusal(read(Proto().Add(2, values))), HasSubstr("no values"));
+  EXPECT_THAT(OnnxRefusal(read(OnnxSparse(values, values))), HasSubstr("do not fit"));
+  EXPECT_THAT(OnnxRefusal(read(OnnxSparse(values, OnnxRaw("", kOnnxInt64, {4}, bytes)))),
               HasSubstr("do not fit"));
-  EXPECT_THAT(Refusal(read(OnnxSparse(OnnxRaw("sp", kOnnxFloat, {2, 1}, bytes.substr(24)),
-                                      OnnxRaw("", kOnnxInt64, {2}, bytes.substr(16))))),
+  EXPECT_THAT(OnnxRefusal(read(OnnxSparse(OnnxRaw("sp", kOnnxFloat, {2, 1}, bytes.substr(24)),
+                                          OnnxRaw("", kOnnxInt64, {2}, bytes.substr(16))))),
               HasSubstr("not a row"));
-  EXPECT_THAT(Refusal(read(OnnxSparse(values, values).Add(1, values))), HasSubstr("in one place"));
+  EXPECT_THAT(OnnxRefusal(read(OnnxSparse(values, values).Add(1, values))),
+              HasSubstr("in one place"));
 }
 
 // --- The model around the tensors.
@@ -426,7 +434,7 @@ TEST(OnnxTest, MetadataIsWhatTheModelSaysOfItself) {
   model.Add(14, Proto().Bytes(1, "author").Bytes(2, "me\xff"));
   model.Add(14, Proto().Bytes(1, "author").Bytes(2, "you"));
   model.Add(14, Proto().Bytes(1, "bad\xff").Bytes(2, "x")).Add(20, Proto());
-  auto index = Read(model.bytes());
+  auto index = ReadOnnx(model.bytes());
   ASSERT_TRUE(index.ok()) << index.status();
   for (const auto& [key, value] :
        std::vector<std::pair<std::string, std::string>>{{"onnx.ir_version", "8"},
@@ -437,7 +445,7 @@ TEST(OnnxTest, MetadataIsWhatTheModelSaysOfItself) {
                                                         {"onnx.opset.ai.onnx", "17"},
                                                         {"onnx.opset.com.x", "3"},
                                                         {"author", "me\xef\xbf\xbd"}}) {
-    EXPECT_EQ(MetadataOf(*index, key), value) << key;
+    EXPECT_EQ(OnnxMetadata(*index, key), value) << key;
   }
   EXPECT_THAT(index->warnings(),
               ElementsAre(HasSubstr("'author' occurs twice"), HasSubstr("'bad\\xff' is not UTF-8"),
@@ -445,11 +453,11 @@ TEST(OnnxTest, MetadataIsWhatTheModelSaysOfItself) {
 }
 
 TEST(OnnxTest, AModelHasAGraph) {
-  EXPECT_THAT(NamesOf(Read(OnnxModel(OnnxGraph({})).bytes())), IsEmpty());
-  EXPECT_THAT(Refusal(Read(Proto().Varint(1, 8).bytes())), HasSubstr("no graph"));
-  EXPECT_THAT(Refusal(Read(std::string(64, '\xff'))), HasSubstr("too many bytes"));
-  EXPECT_THAT(Refusal(Read(OnnxOf(OnnxFloats("w", 1)) + "\x0f")), HasSubstr("wire type 7"));
-  EXPECT_THAT(Refusal(Read(OnnxOf(OnnxFloats("w", 1)) + std::string(1, '\0'))),
+  EXPECT_THAT(NamesOf(ReadOnnx(OnnxModel(OnnxGraph({})).bytes())), IsEmpty());
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(Proto().Varint(1, 8).bytes())), HasSubstr("no graph"));
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(std::string(64, '\xff'))), HasSubstr("too many bytes"));
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(OnnxOf(OnnxFloats("w", 1)) + "\x0f")), HasSubstr("wire type 7"));
+  EXPECT_THAT(OnnxRefusal(ReadOnnx(OnnxOf(OnnxFloats("w", 1)) + std::string(1, '\0'))),
               HasSubstr("number 0"));
 }
 
@@ -471,15 +479,15 @@ TEST(OnnxTest, EveryCutIsRefusedButThoseThatLeaveAWholeModel) {
                 {constant, If("if", OnnxGraph({OnnxFloats("c", 1)}), OnnxGraph({}))});
   const std::string with_graph = Proto().Varint(1, 8).Add(7, graph).bytes();
   const std::string whole = with_graph + Proto().Varint(5, 1).bytes();
-  auto index = Read(whole);
+  auto index = ReadOnnx(whole);
   ASSERT_TRUE(index.ok()) << index.status();
   ASSERT_EQ(index->size(), 4u);
   for (size_t size = 0; size < whole.size(); ++size) {
-    auto cut = Read(whole.substr(0, size));
+    auto cut = ReadOnnx(whole.substr(0, size));
     if (size == with_graph.size()) {
       EXPECT_EQ(NamesOf(cut), NamesOf(index));
     } else {
-      EXPECT_NE(Refusal(cut), "accepted") << size;
+      EXPECT_NE(OnnxRefusal(cut), "accepted") << size;
     }
   }
 }

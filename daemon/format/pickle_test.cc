@@ -23,7 +23,7 @@ absl::StatusOr<Pickle> Read(const std::string& stream) {
 }
 absl::StatusOr<Pickle> Read(std::string&& stream) = delete;
 
-std::string RefusalOf(const std::string& stream) {
+std::string PickleRefusal(const std::string& stream) {
   auto pickle = Read(stream);
   if (pickle.ok()) return "accepted";
   EXPECT_TRUE(absl::IsInvalidArgument(pickle.status()) || absl::IsUnimplemented(pickle.status()));
@@ -31,7 +31,7 @@ std::string RefusalOf(const std::string& stream) {
   return std::string(pickle.status().message());
 }
 // Of a protocol 2 stream with one value.
-std::string RefusalOfValue(const std::string& value) { return RefusalOf(pk::Whole(value)); }
+std::string RefusalOfValue(const std::string& value) { return PickleRefusal(pk::Whole(value)); }
 
 // A value as text; what is below a few levels is left out.
 std::string Shown(const Pickle& pickle, const PickleValue& value, int depth = 0) {
@@ -167,13 +167,13 @@ TEST(PickleTest, Protocols4And5AreReadWhereTheyMeanTheSame) {
                     "C\x01zB\x01" +
                     std::string(3, '\0') + "y\x86."),
             "('z' 'y')");
-  EXPECT_THAT(RefusalOf("\x80\x04\x95" + Le<uint64_t>(6) +
-                        "\x8c\x01"
-                        "a\x94."),
+  EXPECT_THAT(PickleRefusal("\x80\x04\x95" + Le<uint64_t>(6) +
+                            "\x8c\x01"
+                            "a\x94."),
               HasSubstr("FRAME: a frame of 6 bytes, with 5 left"));
-  EXPECT_THAT(RefusalOf("\x80\x04NK\x01\x93."), HasSubstr("STACK_GLOBAL: a module and a name"));
-  EXPECT_THAT(RefusalOf("\x80\x06N."), HasSubstr("PROTO: protocol 6; 2 to 5 are read"));
-  EXPECT_THAT(RefusalOf(std::string("\x80\x00N.", 4)), HasSubstr("protocol 0"));
+  EXPECT_THAT(PickleRefusal("\x80\x04NK\x01\x93."), HasSubstr("STACK_GLOBAL: a module and a name"));
+  EXPECT_THAT(PickleRefusal("\x80\x06N."), HasSubstr("PROTO: protocol 6; 2 to 5 are read"));
+  EXPECT_THAT(PickleRefusal(std::string("\x80\x00N.", 4)), HasSubstr("protocol 0"));
 }
 
 TEST(PickleTest, EveryOtherOpcodeIsRefusedByName) {
@@ -185,7 +185,7 @@ TEST(PickleTest, EveryOtherOpcodeIsRefusedByName) {
   for (int op = 0; op < 256; ++op) {
     const bool read = known.find(static_cast<char>(op)) != std::string::npos;
     const std::string refusal =
-        RefusalOf(std::string("\x80\x02") + static_cast<char>(op) + std::string(20, '\x01'));
+        PickleRefusal(std::string("\x80\x02") + static_cast<char>(op) + std::string(20, '\x01'));
     const bool refused = refusal.find("at byte 2: ") != std::string::npos &&
                          refusal.find("this opcode is not read") != std::string::npos;
     EXPECT_NE(refused, read) << op << refusal;
@@ -224,12 +224,12 @@ TEST(PickleTest, TheStackIsNeverLeft) {
   EXPECT_THAT(RefusalOfValue("NN"), HasSubstr("STOP: 2 values on the stack instead of one"));
   EXPECT_THAT(RefusalOfValue("(N"), HasSubstr("STOP: 2 values"));
   EXPECT_THAT(RefusalOfValue(""), HasSubstr("STOP: 0 values"));
-  EXPECT_THAT(RefusalOf(pk::Whole("N") + "junk"), HasSubstr("STOP: 4 bytes behind the end"));
-  EXPECT_THAT(RefusalOf("N\x80\x02."), HasSubstr("PROTO: not at the start"));
-  EXPECT_THAT(RefusalOf(""), HasSubstr("the pickle is empty"));
-  EXPECT_THAT(RefusalOf(std::string("\x80\x02") + std::string(1'000'001, 'N') + "."),
+  EXPECT_THAT(PickleRefusal(pk::Whole("N") + "junk"), HasSubstr("STOP: 4 bytes behind the end"));
+  EXPECT_THAT(PickleRefusal("N\x80\x02."), HasSubstr("PROTO: not at the start"));
+  EXPECT_THAT(PickleRefusal(""), HasSubstr("the pickle is empty"));
+  EXPECT_THAT(PickleRefusal(std::string("\x80\x02") + std::string(1'000'001, 'N') + "."),
               HasSubstr("more than 1000000 values on the stack"));
-  EXPECT_THAT(RefusalOf(std::string(100'000'001, 'N')), HasSubstr("the limit is 100000000"));
+  EXPECT_THAT(PickleRefusal(std::string(100'000'001, 'N')), HasSubstr("the limit is 100000000"));
 }
 
 TEST(PickleTest, TextsLieInTheStreamAndAreUtf8) {
@@ -246,11 +246,11 @@ TEST(PickleTest, TextsLieInTheStreamAndAreUtf8) {
                              "abc"),
               HasSubstr("a number needs 255 bytes"));
   EXPECT_THAT(RefusalOfValue(pk::Text("a\xff")), HasSubstr("a text that is not UTF-8"));
-  EXPECT_THAT(RefusalOf("\x80\x02"
-                        "cabc"),
+  EXPECT_THAT(PickleRefusal("\x80\x02"
+                            "cabc"),
               HasSubstr("ends inside the name of a module"));
-  EXPECT_THAT(RefusalOf("\x80\x02"
-                        "cabc\nd"),
+  EXPECT_THAT(PickleRefusal("\x80\x02"
+                            "cabc\nd"),
               HasSubstr("ends inside a name"));
 }
 
@@ -515,9 +515,9 @@ TEST(PickleTest, APersistentIdIsAStorage) {
 TEST(PickleTest, EveryCutIsRefused) {
   const std::string good = pk::Whole(pk::Dict(
       {{pk::Text("w"), pk::Four()}, {pk::Text("x"), pk::List({"G12345678", "\x8a\x01z", "N"})}}));
-  ASSERT_EQ(RefusalOf(good), "accepted");
+  ASSERT_EQ(PickleRefusal(good), "accepted");
   for (size_t size = 0; size < good.size(); ++size) {
-    EXPECT_NE(RefusalOf(good.substr(0, size)), "accepted") << size;
+    EXPECT_NE(PickleRefusal(good.substr(0, size)), "accepted") << size;
   }
 }
 

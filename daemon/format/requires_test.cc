@@ -19,7 +19,7 @@ absl::StatusOr<Requirements> Parse(std::string_view text) {
   return ParseRequires("m.engine.requires.json", std::as_bytes(std::span(text)));
 }
 
-std::string RefusalOf(std::string_view text) {
+std::string RequirementRefusal(std::string_view text) {
   const auto parsed = Parse(text);
   return parsed.ok() ? "accepted" : std::string(parsed.status().message());
 }
@@ -35,16 +35,18 @@ TEST(RequiresTest, ASidecarIsAnObjectOfStrings) {
   EXPECT_THAT(*parsed, ElementsAre(Pair("compute_capability", "8.7, 8.9"), Pair("note", "as text"),
                                    Pair("tensorrt", "10.3.0")));
   EXPECT_TRUE(Parse("{}").ok());
-  EXPECT_THAT(RefusalOf("[]"), HasSubstr("m.engine.requires.json: "));
-  EXPECT_THAT(RefusalOf(""), HasSubstr("an object of strings"));
-  EXPECT_THAT(RefusalOf(R"({"tensorrt":10.3})"), HasSubstr("at byte"));
-  EXPECT_THAT(RefusalOf(R"({"a":"1","a":"1"})"), HasSubstr("'a' is there twice"));
-  EXPECT_THAT(RefusalOf(R"({"a":"1"} x)"), HasSubstr("at byte"));
-  EXPECT_THAT(RefusalOf(R"({"A":"1"})"), HasSubstr("not a name"));
-  EXPECT_THAT(RefusalOf(R"({"a":""})"), HasSubstr("not a value"));
-  EXPECT_THAT(RefusalOf("{\"a\":\"x\\ny\"}"), HasSubstr("not a value"));
-  EXPECT_THAT(RefusalOf("{\"a\":\"" + std::string(257, 'x') + "\"}"), HasSubstr("not a value"));
-  EXPECT_THAT(RefusalOf(std::string(kMaxRequiresBytes + 1, ' ')), HasSubstr("longer than"));
+  EXPECT_THAT(RequirementRefusal("[]"), HasSubstr("m.engine.requires.json: "));
+  EXPECT_THAT(RequirementRefusal(""), HasSubstr("an object of strings"));
+  EXPECT_THAT(RequirementRefusal(R"({"tensorrt":10.3})"), HasSubstr("at byte"));
+  EXPECT_THAT(RequirementRefusal(R"({"a":"1","a":"1"})"), HasSubstr("'a' is there twice"));
+  EXPECT_THAT(RequirementRefusal(R"({"a":"1"} x)"), HasSubstr("at byte"));
+  EXPECT_THAT(RequirementRefusal(R"({"A":"1"})"), HasSubstr("not a name"));
+  EXPECT_THAT(RequirementRefusal(R"({"a":""})"), HasSubstr("not a value"));
+  EXPECT_THAT(RequirementRefusal("{\"a\":\"x\\ny\"}"), HasSubstr("not a value"));
+  EXPECT_THAT(RequirementRefusal("{\"a\":\"" + std::string(257, 'x') + "\"}"),
+              HasSubstr("not a value"));
+  EXPECT_THAT(RequirementRefusal(std::string(kMaxRequiresBytes + 1, ' ')),
+              HasSubstr("longer than"));
 }
 
 TEST(RequiresTest, KnownKeysTakeOnlyWhatCanBeCompared) {
@@ -159,7 +161,7 @@ TEST(RequiresTest, ASidecarHasSoManyKeysAndNoMore) {
     for (size_t i = 0; i < keys; ++i) {
       text += (i == 0 ? "" : ",") + ("\"k" + std::to_string(i)) + "\":\"v\"";
     }
-    return RefusalOf(text + "}");
+    return RequirementRefusal(text + "}");
   };
   EXPECT_EQ(with(kMostRequirements), "accepted");
   EXPECT_THAT(with(kMostRequirements + 1),

@@ -19,14 +19,14 @@ using testing::Safetensors;
 using testing::SmallSafetensors;
 using testing::TensorJson;
 
-absl::StatusOr<TensorIndex> Read(std::string bytes) {
+absl::StatusOr<TensorIndex> ReadSafetensors(std::string bytes) {
   MemoryFiles files;
   files.Put("m.safetensors", std::move(bytes));
   return ReadModel("m.safetensors", files);
 }
 
 absl::StatusOr<TensorIndex> ReadHeader(std::string_view header, size_t data_bytes) {
-  return Read(Safetensors(header, data_bytes));
+  return ReadSafetensors(Safetensors(header, data_bytes));
 }
 
 // The error text of a file that has to be refused; "accepted" otherwise.
@@ -38,7 +38,7 @@ std::string Refusal(absl::StatusOr<TensorIndex> index) {
   return std::string(index.status().message());
 }
 
-std::string RefusalOf(std::string_view header, size_t data_bytes) {
+std::string SafetensorsRefusal(std::string_view header, size_t data_bytes) {
   return Refusal(ReadHeader(header, data_bytes));
 }
 
@@ -84,15 +84,16 @@ TEST(SafetensorsTest, KnowsEveryDtypeOfTheFormatAndNoOther) {
   }
   for (const std::string dtype : {"F128", "f32", "F8_E4M3FN", "Q4_0", "C128", "U4", "I4", "I2",
                                   "STRING", "", "F32 ", "INVALID"}) {
-    EXPECT_THAT(RefusalOf("{" + TensorJson("t", dtype, "[0]", 0, 0) + "}", 0),
+    EXPECT_THAT(SafetensorsRefusal("{" + TensorJson("t", dtype, "[0]", 0, 0) + "}", 0),
                 HasSubstr("unknown dtype '" + dtype + "'"));
   }
 }
 
 TEST(SafetensorsTest, SubByteTypesCountElementsAndMustFillBytes) {
   EXPECT_TRUE(ReadHeader("{" + TensorJson("t", "F4", "[3,2]", 0, 3) + "}", 3).ok());
-  EXPECT_THAT(RefusalOf("{" + TensorJson("t", "F4", "[3]", 0, 2) + "}", 2), HasSubstr("12 bits"));
-  EXPECT_THAT(RefusalOf("{" + TensorJson("t", "F6_E2M3", "[3]", 0, 3) + "}", 3),
+  EXPECT_THAT(SafetensorsRefusal("{" + TensorJson("t", "F4", "[3]", 0, 2) + "}", 2),
+              HasSubstr("12 bits"));
+  EXPECT_THAT(SafetensorsRefusal("{" + TensorJson("t", "F6_E2M3", "[3]", 0, 3) + "}", 3),
               HasSubstr("18 bits"));
   EXPECT_TRUE(ReadHeader("{" + TensorJson("t", "F6_E3M2", "[4]", 0, 3) + "}", 3).ok());
 }
@@ -109,7 +110,8 @@ TEST(SafetensorsTest, AcceptsWhatTheFormatAllows) {
   EXPECT_TRUE(ReadHeader("{\"__metadata__\":{}," + a + "}", 4).ok());
   EXPECT_TRUE(ReadHeader("{\"__metadata__\":null," + a + "}", 4).ok());
   // Names: empty, any Unicode, escaped newline.
-  EXPECT_TRUE(Read(SmallSafetensors({"", "\\n", "\\ud83d\\ude00", "\xd1\x8f", "a b"})).ok());
+  EXPECT_TRUE(
+      ReadSafetensors(SmallSafetensors({"", "\\n", "\\ud83d\\ude00", "\xd1\x8f", "a b"})).ok());
   // The order of the JSON is not that of the data.
   EXPECT_TRUE(ReadHeader("{" + TensorJson("b", "U8", "[1]", 4, 5) + "," + a + "}", 5).ok());
   // Unknown fields of a tensor, of any kind, also escaped known ones.
@@ -127,7 +129,7 @@ TEST(SafetensorsTest, EmptyTensorsMayHaveHugeOtherDimensions) {
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_EQ(static_cast<uint64_t>(index->at(0).shape[1]), uint64_t{1} << 63);
   EXPECT_THAT(
-      RefusalOf(
+      SafetensorsRefusal(
           "{" + TensorJson("t", "U8", "[9223372036854775808,9223372036854775808,0]", 0, 0) + "}",
           0),
       HasSubstr("does not fit"));
@@ -155,19 +157,24 @@ TEST(SafetensorsTest, RefusesDuplicateKeysHoweverTheyAreWritten) {
   const std::string a = TensorJson("a", "U8", "[4]", 0, 4);
   const std::string same = TensorJson("\\u0061", "U8", "[4]", 0, 4);
   const std::string next = TensorJson("a", "U8", "[4]", 4, 8);
-  EXPECT_THAT(RefusalOf("{" + a + "," + next + "}", 8), HasSubstr("duplicate key: tensor 'a'"));
-  EXPECT_THAT(RefusalOf("{" + a + "," + a + "}", 4), HasSubstr("duplicate key: tensor 'a'"));
-  EXPECT_THAT(RefusalOf("{" + a + "," + same + "}", 4), HasSubstr("duplicate key: tensor 'a'"));
-  EXPECT_THAT(RefusalOf("{\"__metadata__\":{},\"__metadata__\":{}}", 0), HasSubstr("twice"));
-  EXPECT_THAT(RefusalOf("{\"__metadata__\":{},\"\\u005f_metadata__\":{}}", 0), HasSubstr("twice"));
-  EXPECT_THAT(RefusalOf("{\"__metadata__\":{\"k\":\"1\",\"\\u006b\":\"1\"}}", 0),
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "," + next + "}", 8),
+              HasSubstr("duplicate key: tensor 'a'"));
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "," + a + "}", 4),
+              HasSubstr("duplicate key: tensor 'a'"));
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "," + same + "}", 4),
+              HasSubstr("duplicate key: tensor 'a'"));
+  EXPECT_THAT(SafetensorsRefusal("{\"__metadata__\":{},\"__metadata__\":{}}", 0),
+              HasSubstr("twice"));
+  EXPECT_THAT(SafetensorsRefusal("{\"__metadata__\":{},\"\\u005f_metadata__\":{}}", 0),
+              HasSubstr("twice"));
+  EXPECT_THAT(SafetensorsRefusal("{\"__metadata__\":{\"k\":\"1\",\"\\u006b\":\"1\"}}", 0),
               HasSubstr("duplicate key"));
   for (const char* field :
        {"\"dtype\":\"U8\"", "\"shape\":[1]", "\"data_offsets\":[0,1]", "\"x\":1"}) {
     const std::string header =
         std::string("{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1],\"x\":1,") +
         field + "}}";
-    EXPECT_THAT(RefusalOf(header, 1), HasSubstr("twice")) << field;
+    EXPECT_THAT(SafetensorsRefusal(header, 1), HasSubstr("twice")) << field;
   }
 }
 
@@ -178,7 +185,7 @@ TEST(SafetensorsTest, RefusesOtherSpellings) {
            " {" + a + "}", "\n{" + a + "}", "\t{" + a + "}", "\xef\xbb\xbf{" + a + "}",
            "{" + a + ",}", "{" + a + "}{}", "{" + a + "}x", "{" + a + "}" + std::string(1, '\0'),
            "[" + a + "]", "[]", "null", "{" + a, "{a:1}", "{,}"}) {
-    EXPECT_NE(RefusalOf(header, 1), "accepted") << header;
+    EXPECT_NE(SafetensorsRefusal(header, 1), "accepted") << header;
   }
   for (const std::string tensor :
        {"[\"U8\",[1],[0,1]]", "{\"dtype\":{\"U8\":null},\"shape\":[1],\"data_offsets\":[0,1]}",
@@ -190,12 +197,12 @@ TEST(SafetensorsTest, RefusesOtherSpellings) {
         "{\"dtype\":\"U8\",\"shape\":[[1]],\"data_offsets\":[0,1]}",
         "{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":{\"a\":0,\"b\":1}}",
         "{\"dtype\":\"U8\",\"shape\":[1],\"Data_offsets\":[0,1]}"}) {
-    EXPECT_NE(RefusalOf("{\"t\":" + tensor + "}", 1), "accepted") << tensor;
+    EXPECT_NE(SafetensorsRefusal("{\"t\":" + tensor + "}", 1), "accepted") << tensor;
   }
   for (const std::string metadata :
        {"nul", "\"x\"", "[]", "1", "true", "{\"a\":1}", "{\"a\":null}", "{\"a\":{}}",
         "{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1]}"}) {
-    EXPECT_NE(RefusalOf("{\"__metadata__\":" + metadata + "," + a + "}", 1), "accepted")
+    EXPECT_NE(SafetensorsRefusal("{\"__metadata__\":" + metadata + "," + a + "}", 1), "accepted")
         << metadata;
   }
 }
@@ -204,70 +211,80 @@ TEST(SafetensorsTest, RefusesNumbersThatAreNotCounts) {
   for (const char* number : {"1.0", "1e0", "-0", "-1", "18446744073709551616", "01", "+1", "\"1\"",
                              "true", "null", "[1]", "0x1"}) {
     const std::string text(number);
-    EXPECT_NE(RefusalOf("{" + TensorJson("t", "U8", "[" + text + "]", 0, 1) + "}", 1), "accepted")
+    EXPECT_NE(SafetensorsRefusal("{" + TensorJson("t", "U8", "[" + text + "]", 0, 1) + "}", 1),
+              "accepted")
         << number;
-    EXPECT_NE(
-        RefusalOf("{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0," + text + "]}}", 1),
-        "accepted")
+    EXPECT_NE(SafetensorsRefusal(
+                  "{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0," + text + "]}}", 1),
+              "accepted")
         << number;
   }
 }
 
 TEST(SafetensorsTest, RefusesNamesThatCannotBeCarried) {
-  EXPECT_THAT(Refusal(Read(SmallSafetensors({"a\\u0000b"}))), HasSubstr("NUL"));
-  EXPECT_NE(Refusal(Read(SmallSafetensors({"\\ud800"}))), "accepted");
-  EXPECT_NE(Refusal(Read(SmallSafetensors({"\\udc00\\ud800"}))), "accepted");
-  EXPECT_NE(Refusal(Read(SmallSafetensors({"\xff"}))), "accepted");
-  EXPECT_NE(Refusal(Read(SmallSafetensors({"a\nb"}))), "accepted");
+  EXPECT_THAT(Refusal(ReadSafetensors(SmallSafetensors({"a\\u0000b"}))), HasSubstr("NUL"));
+  EXPECT_NE(Refusal(ReadSafetensors(SmallSafetensors({"\\ud800"}))), "accepted");
+  EXPECT_NE(Refusal(ReadSafetensors(SmallSafetensors({"\\udc00\\ud800"}))), "accepted");
+  EXPECT_NE(Refusal(ReadSafetensors(SmallSafetensors({"\xff"}))), "accepted");
+  EXPECT_NE(Refusal(ReadSafetensors(SmallSafetensors({"a\nb"}))), "accepted");
 }
 
 TEST(SafetensorsTest, RangesMustCoverTheDataWithoutHoleOrOverlap) {
   const std::string a = TensorJson("a", "U8", "[4]", 0, 4);
-  EXPECT_THAT(RefusalOf("{" + a + "," + TensorJson("b", "U8", "[4]", 5, 9) + "}", 9),
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "," + TensorJson("b", "U8", "[4]", 5, 9) + "}", 9),
               HasSubstr("hole"));
-  EXPECT_THAT(RefusalOf("{" + a + "," + TensorJson("b", "U8", "[4]", 3, 7) + "}", 7),
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "," + TensorJson("b", "U8", "[4]", 3, 7) + "}", 7),
               HasSubstr("overlaps"));
-  EXPECT_THAT(RefusalOf("{" + a + "," + TensorJson("b", "U8", "[4]", 0, 4) + "}", 4),
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "," + TensorJson("b", "U8", "[4]", 0, 4) + "}", 4),
               HasSubstr("overlaps"));
-  EXPECT_THAT(RefusalOf("{" + a + "," + TensorJson("b", "U8", "[0]", 2, 2) + "}", 4),
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "," + TensorJson("b", "U8", "[0]", 2, 2) + "}", 4),
               HasSubstr("overlaps"));
-  EXPECT_THAT(RefusalOf("{" + TensorJson("a", "U8", "[4]", 1, 5) + "}", 5), HasSubstr("hole"));
-  EXPECT_THAT(RefusalOf("{" + a + "}", 5), HasSubstr("1 bytes belong to no tensor"));
-  EXPECT_THAT(RefusalOf("{" + a + "}", 3), HasSubstr("cut short"));
-  EXPECT_THAT(RefusalOf("{" + TensorJson("a", "U8", "[4]", 4, 0) + "}", 4), HasSubstr("before"));
-  EXPECT_THAT(RefusalOf("{" + TensorJson("a", "U8", "[8]", 0, 4) + "}", 4), HasSubstr("need 8"));
-  EXPECT_NE(RefusalOf("{" + TensorJson("a", "U8", "[0]", UINT64_MAX, UINT64_MAX) + "}", 0),
+  EXPECT_THAT(SafetensorsRefusal("{" + TensorJson("a", "U8", "[4]", 1, 5) + "}", 5),
+              HasSubstr("hole"));
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "}", 5), HasSubstr("1 bytes belong to no tensor"));
+  EXPECT_THAT(SafetensorsRefusal("{" + a + "}", 3), HasSubstr("cut short"));
+  EXPECT_THAT(SafetensorsRefusal("{" + TensorJson("a", "U8", "[4]", 4, 0) + "}", 4),
+              HasSubstr("before"));
+  EXPECT_THAT(SafetensorsRefusal("{" + TensorJson("a", "U8", "[8]", 0, 4) + "}", 4),
+              HasSubstr("need 8"));
+  EXPECT_NE(SafetensorsRefusal("{" + TensorJson("a", "U8", "[0]", UINT64_MAX, UINT64_MAX) + "}", 0),
             "accepted");
-  EXPECT_THAT(RefusalOf("{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}", 1),
-              HasSubstr("fewer"));
-  EXPECT_THAT(RefusalOf("{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,1]}}", 1),
-              HasSubstr("more"));
+  EXPECT_THAT(
+      SafetensorsRefusal("{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0]}}", 1),
+      HasSubstr("fewer"));
+  EXPECT_THAT(
+      SafetensorsRefusal("{\"t\":{\"dtype\":\"U8\",\"shape\":[1],\"data_offsets\":[0,1,1]}}", 1),
+      HasSubstr("more"));
 }
 
 TEST(SafetensorsTest, RefusesSizesThatWrap) {
-  EXPECT_NE(RefusalOf("{" + TensorJson("t", "U8", "[4294967296,4294967296]", 0, 0) + "}", 0),
-            "accepted");
-  EXPECT_NE(RefusalOf("{" + TensorJson("t", "F64", "[2305843009213693952]", 0, 0) + "}", 0),
-            "accepted");
+  EXPECT_NE(
+      SafetensorsRefusal("{" + TensorJson("t", "U8", "[4294967296,4294967296]", 0, 0) + "}", 0),
+      "accepted");
+  EXPECT_NE(
+      SafetensorsRefusal("{" + TensorJson("t", "F64", "[2305843009213693952]", 0, 0) + "}", 0),
+      "accepted");
 }
 
 TEST(SafetensorsTest, EveryCutOfAGoodFileIsRefused) {
   const std::string whole = SmallSafetensors({"a", "b", "layer.0.weight"});
-  ASSERT_TRUE(Read(whole).ok());
+  ASSERT_TRUE(ReadSafetensors(whole).ok());
   for (size_t size = 0; size < whole.size(); ++size) {
-    EXPECT_NE(Refusal(Read(whole.substr(0, size))), "accepted") << size;
+    EXPECT_NE(Refusal(ReadSafetensors(whole.substr(0, size))), "accepted") << size;
   }
 }
 
 TEST(SafetensorsTest, HeaderLengthIsCheckedBeforeAnythingIsRead) {
   using testing::Le;
-  EXPECT_THAT(Refusal(Read(Le<uint64_t>(0) + "{}")), HasSubstr("length of 0"));
-  EXPECT_THAT(Refusal(Read(Le<uint64_t>(100'000'001) + "{}")),
+  EXPECT_THAT(Refusal(ReadSafetensors(Le<uint64_t>(0) + "{}")), HasSubstr("length of 0"));
+  EXPECT_THAT(Refusal(ReadSafetensors(Le<uint64_t>(100'000'001) + "{}")),
               ::testing::AllOf(HasSubstr("100000001"), HasSubstr("100000000")));
-  EXPECT_THAT(Refusal(Read(Le<uint64_t>(UINT64_MAX) + "{}")), HasSubstr("18446744073709551615"));
-  EXPECT_THAT(Refusal(Read(Le<uint64_t>(3) + "{}")), HasSubstr("only 2 follow"));
-  EXPECT_THAT(Refusal(Read(std::string(4096, '\0'))), HasSubstr("length of 0"));
-  EXPECT_THAT(Refusal(Read(Le<uint64_t>(100) + std::string(100, '\0'))), HasSubstr("zeros"));
+  EXPECT_THAT(Refusal(ReadSafetensors(Le<uint64_t>(UINT64_MAX) + "{}")),
+              HasSubstr("18446744073709551615"));
+  EXPECT_THAT(Refusal(ReadSafetensors(Le<uint64_t>(3) + "{}")), HasSubstr("only 2 follow"));
+  EXPECT_THAT(Refusal(ReadSafetensors(std::string(4096, '\0'))), HasSubstr("length of 0"));
+  EXPECT_THAT(Refusal(ReadSafetensors(Le<uint64_t>(100) + std::string(100, '\0'))),
+              HasSubstr("zeros"));
 }
 
 TEST(SafetensorsTest, HeaderOfExactlyTheLimitIsRead) {
@@ -276,7 +293,7 @@ TEST(SafetensorsTest, HeaderOfExactlyTheLimitIsRead) {
   bytes += "{" + TensorJson("w", "U8", "[1]", 0, 1) + "}";
   bytes.resize(8 + kSafetensorsHeaderCap, ' ');
   bytes += 'x';
-  EXPECT_TRUE(Read(std::move(bytes)).ok());
+  EXPECT_TRUE(ReadSafetensors(std::move(bytes)).ok());
 }
 
 TEST(SafetensorsTest, DeepNestingInIgnoredFieldsIsBounded) {
@@ -285,13 +302,13 @@ TEST(SafetensorsTest, DeepNestingInIgnoredFieldsIsBounded) {
            std::string(levels, '[') + std::string(levels, ']') + "}}";
   };
   EXPECT_TRUE(ReadHeader(header(100), 1).ok());
-  EXPECT_THAT(RefusalOf(header(200), 1), HasSubstr("nested"));
-  EXPECT_THAT(RefusalOf(header(1'000'000), 1), HasSubstr("nested"));
+  EXPECT_THAT(SafetensorsRefusal(header(200), 1), HasSubstr("nested"));
+  EXPECT_THAT(SafetensorsRefusal(header(1'000'000), 1), HasSubstr("nested"));
 }
 
 TEST(SafetensorsTest, MessagesShowNamesOnOneLine) {
-  const std::string text = Refusal(
-      Read(Safetensors("{" + TensorJson("a\\nb\\u001b[31m", "F128", "[1]", 0, 1) + "}", 1)));
+  const std::string text = Refusal(ReadSafetensors(
+      Safetensors("{" + TensorJson("a\\nb\\u001b[31m", "F128", "[1]", 0, 1) + "}", 1)));
   EXPECT_THAT(text, HasSubstr("'a\\x0ab\\x1b[31m'"));
   EXPECT_EQ(text.find('\n'), std::string::npos);
 }

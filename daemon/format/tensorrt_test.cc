@@ -38,20 +38,20 @@ struct Plan {
   }
 };
 
-absl::StatusOr<TensorIndex> Read(std::string bytes, const std::string& name = "m.engine") {
+absl::StatusOr<TensorIndex> ReadPlan(std::string bytes, const std::string& name = "m.engine") {
   MemoryFiles files;
   files.Put(name, std::move(bytes));
   return ReadModel(name, files);
 }
 
 std::string Refusal(std::string bytes, const std::string& name = "m.engine") {
-  auto index = Read(std::move(bytes), name);
+  auto index = ReadPlan(std::move(bytes), name);
   if (index.ok()) return "accepted";
   EXPECT_THAT(std::string(index.status().message()), HasSubstr(name + ": "));
   return std::string(index.status().message());
 }
 
-std::string MetadataOf(const TensorIndex& index, std::string_view key) {
+std::string TensorRtMetadata(const TensorIndex& index, std::string_view key) {
   for (const MetadataItem& item : index.metadata()) {
     if (item.key == key) return item.value;
   }
@@ -64,15 +64,16 @@ TEST(TensorRtTest, ReportsTheHeaderOfAKnownPlanAndNoTensors) {
       Plan plan;
       plan.magic = magic;
       plan.safe = safe;
-      auto index = Read(plan.Build());
+      auto index = ReadPlan(plan.Build());
       ASSERT_TRUE(index.ok()) << index.status();
       EXPECT_EQ(index->format(), "tensorrt");
       EXPECT_THAT(index->files(), ElementsAre("m.engine"));
       EXPECT_EQ(index->size(), 0u);
-      EXPECT_EQ(MetadataOf(*index, "tensorrt.magic"), magic);
-      EXPECT_EQ(MetadataOf(*index, "tensorrt.safe_serialization_version"), absl::StrCat(safe));
-      EXPECT_EQ(MetadataOf(*index, "tensorrt.serialization_version"), "213");
-      EXPECT_EQ(MetadataOf(*index, "tensorrt.payload_bytes"), "40");
+      EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.magic"), magic);
+      EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.safe_serialization_version"),
+                absl::StrCat(safe));
+      EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.serialization_version"), "213");
+      EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.payload_bytes"), "40");
       EXPECT_THAT(index->warnings(), IsEmpty());
     }
   }
@@ -82,10 +83,10 @@ TEST(TensorRtTest, TheOlderHeaderHasItsSizeAfterAnotherField) {
   const std::string payload(9, 'x');
   for (const uint32_t safe : {0u, 0x2bu}) {
     const std::string head = "ptrt" + Le(safe) + Le(uint32_t{205});
-    auto index = Read(head + Le(uint32_t{7}) + Le(uint64_t{9}) + payload);
+    auto index = ReadPlan(head + Le(uint32_t{7}) + Le(uint64_t{9}) + payload);
     ASSERT_TRUE(index.ok()) << index.status();
-    EXPECT_EQ(MetadataOf(*index, "tensorrt.payload_bytes"), "9");
-    EXPECT_TRUE(Read(head + Le(uint64_t{9}) + Le(uint32_t{7}) + payload).ok());
+    EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.payload_bytes"), "9");
+    EXPECT_TRUE(ReadPlan(head + Le(uint64_t{9}) + Le(uint32_t{7}) + payload).ok());
     EXPECT_THAT(Refusal(head + Le(uint32_t{7}) + Le(uint64_t{10}) + payload), HasSubstr("cut"));
   }
 }
@@ -118,16 +119,16 @@ TEST(TensorRtTest, EveryCutIsRefused) {
 TEST(TensorRtTest, TheExportersJsonIsReportedAndThePlanBehindItChecked) {
   const std::string json = R"({"description":"a \"b\"", "batch": 1,"names":{"0":"person"}})";
   const std::string head = Le(static_cast<uint32_t>(json.size())) + json;
-  auto index = Read(head + Plan().Build());
+  auto index = ReadPlan(head + Plan().Build());
   ASSERT_TRUE(index.ok()) << index.status();
-  EXPECT_EQ(MetadataOf(*index, "tensorrt.json_prefix_bytes"), absl::StrCat(json.size()));
-  EXPECT_EQ(MetadataOf(*index, "prefix.description"), "a \"b\"");
-  EXPECT_EQ(MetadataOf(*index, "prefix.batch"), "1");
-  EXPECT_EQ(MetadataOf(*index, "prefix.names"), "{\"0\":\"person\"}");
-  EXPECT_EQ(MetadataOf(*index, "tensorrt.serialization_version"), "213");
+  EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.json_prefix_bytes"), absl::StrCat(json.size()));
+  EXPECT_EQ(TensorRtMetadata(*index, "prefix.description"), "a \"b\"");
+  EXPECT_EQ(TensorRtMetadata(*index, "prefix.batch"), "1");
+  EXPECT_EQ(TensorRtMetadata(*index, "prefix.names"), "{\"0\":\"person\"}");
+  EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.serialization_version"), "213");
   EXPECT_THAT(index->warnings(), IsEmpty());
   // Told by content, too.
-  EXPECT_TRUE(Read(head + Plan().Build(), "weights.bin").ok());
+  EXPECT_TRUE(ReadPlan(head + Plan().Build(), "weights.bin").ok());
   EXPECT_THAT(Refusal(head + Plan().Build() + "x"), HasSubstr("added"));
   EXPECT_THAT(Refusal(head), HasSubstr("no plan follows"));
   EXPECT_THAT(Refusal(Le(uint32_t{9999}) + json),
@@ -136,25 +137,25 @@ TEST(TensorRtTest, TheExportersJsonIsReportedAndThePlanBehindItChecked) {
 
 TEST(TensorRtTest, ADamagedOrHugeJsonTextIsNoReasonToRefuseThePlan) {
   const std::string bad = "{\"a\":NaN}";
-  auto index = Read(Le(static_cast<uint32_t>(bad.size())) + bad + Plan().Build());
+  auto index = ReadPlan(Le(static_cast<uint32_t>(bad.size())) + bad + Plan().Build());
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("damaged")));
   const std::string twice = "{\"a\":1,\"a\":2}";
-  index = Read(Le(static_cast<uint32_t>(twice.size())) + twice + Plan().Build());
+  index = ReadPlan(Le(static_cast<uint32_t>(twice.size())) + twice + Plan().Build());
   ASSERT_TRUE(index.ok()) << index.status();
-  EXPECT_EQ(MetadataOf(*index, "prefix.a"), "1");
+  EXPECT_EQ(TensorRtMetadata(*index, "prefix.a"), "1");
   EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("twice")));
   const std::string big = absl::StrCat("{\"a\":\"", std::string(5000, 'x'), "\"}");
-  index = Read(Le(static_cast<uint32_t>(big.size())) + big + Plan().Build());
+  index = ReadPlan(Le(static_cast<uint32_t>(big.size())) + big + Plan().Build());
   ASSERT_TRUE(index.ok()) << index.status();
-  EXPECT_EQ(MetadataOf(*index, "prefix.a"), "{\"bytes\":5000}");
+  EXPECT_EQ(TensorRtMetadata(*index, "prefix.a"), "{\"bytes\":5000}");
 }
 
 TEST(TensorRtTest, AnUnknownHeaderIsOpaqueWithAWarning) {
   std::string blob = "\x10\x20\x30\x40";
   for (int i = 0; i < 200; ++i) blob += static_cast<char>(0x80 + i * 37 % 128);
   for (const char* name : {"m.engine", "m.PLAN", "m.trt"}) {
-    auto index = Read(blob, name);
+    auto index = ReadPlan(blob, name);
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(index->format(), "tensorrt");
     EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("no generation known")));
@@ -163,16 +164,16 @@ TEST(TensorRtTest, AnUnknownHeaderIsOpaqueWithAWarning) {
   Plan newer;
   newer.safe = 0x7001;
   newer.size_error = 5;  // Nobody knows where its size would be.
-  auto index = Read(newer.Build());
+  auto index = ReadPlan(newer.Build());
   ASSERT_TRUE(index.ok()) << index.status();
-  EXPECT_EQ(MetadataOf(*index, "tensorrt.safe_serialization_version"), "28673");
-  EXPECT_EQ(MetadataOf(*index, "tensorrt.serialization_version"), "213");
+  EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.safe_serialization_version"), "28673");
+  EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.serialization_version"), "213");
   EXPECT_THAT(index->warnings(), ElementsAre(HasSubstr("28673 is not known")));
 
   std::string container = Le(uint64_t{64}) + std::string(56, '\xc1');
-  index = Read(container);
+  index = ReadPlan(container);
   ASSERT_TRUE(index.ok()) << index.status();
-  EXPECT_EQ(MetadataOf(*index, "tensorrt.container"), "flatbuffers");
+  EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.container"), "flatbuffers");
 }
 
 TEST(TensorRtTest, AnotherFormatUnderAPlansNameIsRefusedByItsOwn) {
@@ -238,7 +239,7 @@ TEST(TensorRtTest, RandomBytesUnderAPlansNameAreNoOtherFormat) {
     std::string plan;
     for (int i = 0; i < 50; ++i) plan += Le(random());
     plan[0] = static_cast<char>(0x90 | (plan[0] & 0x0f));  // Of no format that has a mark.
-    auto index = Read(plan);
+    auto index = ReadPlan(plan);
     ASSERT_TRUE(index.ok()) << run << index.status();
   }
 }
@@ -250,14 +251,14 @@ TEST(TensorRtTest, APlansVersionsAreNoHeaderOfSafetensors) {
     plan.safe = 0;
     plan.standard = '{';
     for (const char* name : {"m.engine", "weights.bin"}) {
-      auto index = Read(plan.Build(), name);
+      auto index = ReadPlan(plan.Build(), name);
       ASSERT_TRUE(index.ok()) << index.status();
-      EXPECT_EQ(MetadataOf(*index, "tensorrt.serialization_version"), "123");
+      EXPECT_EQ(TensorRtMetadata(*index, "tensorrt.serialization_version"), "123");
     }
   }
   const std::string unknown =
       Le(uint32_t{0x9080}) + Le(uint32_t{0}) + "{" + std::string(60, '\xc1');
-  EXPECT_TRUE(Read(unknown).ok()) << Read(unknown).status();
+  EXPECT_TRUE(ReadPlan(unknown).ok()) << ReadPlan(unknown).status();
   // But a header is one, cut or not.
   const std::string good = SmallSafetensors({"a"});
   for (const size_t size : {good.size(), good.size() / 2, size_t{20}, size_t{9}}) {
@@ -279,11 +280,11 @@ TEST(TensorRtTest, NothingButAPlanStandsBehindAJsonText) {
               HasSubstr("Git LFS"));
   EXPECT_THAT(Refusal(prefix + prefix + Plan().Build()), HasSubstr("second JSON text"));
   EXPECT_THAT(Refusal(prefix + prefix + std::string(60, '\xc1')), HasSubstr("second JSON text"));
-  EXPECT_TRUE(Read(prefix + std::string(60, '\xc1')).ok());
+  EXPECT_TRUE(ReadPlan(prefix + std::string(60, '\xc1')).ok());
 }
 
 TEST(TensorRtTest, ContentThatIsAPlanNeedsNoName) {
-  auto index = Read(Plan().Build(), "weights.bin");
+  auto index = ReadPlan(Plan().Build(), "weights.bin");
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_EQ(index->format(), "tensorrt");
 }

@@ -22,12 +22,12 @@ using testing::SmallCheckpoint;
 using testing::ZipBuilder;
 namespace pk = testing::pickled;
 
-absl::StatusOr<TensorIndex> Read(std::string bytes) {
+absl::StatusOr<TensorIndex> ReadTorch(std::string bytes) {
   MemoryFiles files({{"m.pt", std::move(bytes)}});
   return ReadModel("m.pt", files);
 }
-std::string RefusalOf(const ZipBuilder& zip) {
-  auto index = Read(zip.Build());
+std::string TorchRefusal(const ZipBuilder& zip) {
+  auto index = ReadTorch(zip.Build());
   if (index.ok()) return "accepted";
   EXPECT_TRUE(absl::IsInvalidArgument(index.status()) || absl::IsUnimplemented(index.status()));
   EXPECT_THAT(std::string(index.status().message()), HasSubstr("m.pt: "));
@@ -39,10 +39,10 @@ ZipBuilder With(const std::string& value) {
   return Checkpoint(pk::Whole(value),
                     {{"0", Sixteen('a')}, {"1", Sixteen('b')}, {"2", Sixteen('c')}});
 }
-std::string RefusalOfValue(const std::string& value) { return RefusalOf(With(value)); }
+std::string TorchRefusalOfValue(const std::string& value) { return TorchRefusal(With(value)); }
 
 std::vector<std::string> NamesIn(const std::string& value) {
-  auto index = Read(With(value).Build());
+  auto index = ReadTorch(With(value).Build());
   EXPECT_TRUE(index.ok()) << index.status();
   std::vector<std::string> names;
   for (size_t i = 0; index.ok() && i < index->size(); ++i) {
@@ -56,7 +56,7 @@ TEST(TorchZipTest, IndexesAStateDict) {
       With(pk::NoHooks() + "(" + pk::Text("a.weight") + pk::Four("0") + pk::Text("a.bias") +
            pk::Four("1") + "u" + pk::Dict({{pk::Text("_metadata"), "}"}}) + "b");
   const std::string bytes = zip.Build();
-  auto index = Read(bytes);
+  auto index = ReadTorch(bytes);
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_EQ(index->format(), "torch");
   EXPECT_THAT(index->files(), ElementsAre("m.pt"));
@@ -81,7 +81,7 @@ TEST(TorchZipTest, AnyAlignmentAndAnyOrderOfMembers) {
     std::swap(zip.At(0), zip.At(3));
     std::swap(zip.At(1), zip.At(2));
     const std::string bytes = zip.Build();
-    auto index = Read(bytes);
+    auto index = ReadTorch(bytes);
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(bytes.substr(index->at(0).offset, index->at(0).nbytes), Sixteen('d'));
   }
@@ -119,7 +119,7 @@ TEST(TorchZipTest, ViewsKeepTheirStridesAndCoverTheirRange) {
            {{INT64_MAX, {0}, {INT64_MAX}}, 16, 0, true},
            {{5, {INT64_MAX, INT64_MAX, 0}, {1, 1, 1}}, 10, 0, true}}) {
     const std::string bytes = WithView(c.view).Build();
-    auto index = Read(bytes);
+    auto index = ReadTorch(bytes);
     ASSERT_TRUE(index.ok()) << index.status();
     ASSERT_EQ(index->size(), 1u);
     const TensorInfo tensor = index->at(0);
@@ -150,25 +150,27 @@ TEST(TorchZipTest, ViewsStayInsideTheirStorage) {
                                             {0, {5}, {int64_t{1} << 62}},
                                             {0, {3, 3}, {INT64_MAX, INT64_MAX}},
                                             {0, {1, 9}, {0, 1}}}) {
-    EXPECT_THAT(RefusalOf(WithView(view)),
+    EXPECT_THAT(TorchRefusal(WithView(view)),
                 HasSubstr("reaches beyond its storage '0' of 8 elements"))
         << view.offset;
   }
   // Stride 0 makes more elements than there are bytes, but not more than can be counted.
-  EXPECT_THAT(RefusalOf(WithView({0, {int64_t{1} << 40, int64_t{1} << 40}, {0, 0}})),
+  EXPECT_THAT(TorchRefusal(WithView({0, {int64_t{1} << 40, int64_t{1} << 40}, {0, 0}})),
               HasSubstr("reaches beyond"));
-  EXPECT_THAT(RefusalOf(WithView({0, {int64_t{1} << 62}, {0}})),
+  EXPECT_THAT(TorchRefusal(WithView({0, {int64_t{1} << 62}, {0}})),
               HasSubstr("more bytes than 63 bits can count"));
-  EXPECT_THAT(RefusalOf(WithView({-1, {1}, {1}})), HasSubstr("has a negative offset"));
-  EXPECT_THAT(RefusalOf(WithView({-1, {0}, {1}})), HasSubstr("has a negative offset"));
-  EXPECT_THAT(RefusalOf(WithView({0, {-1}, {1}})), HasSubstr("size or stride that is no number"));
-  EXPECT_THAT(RefusalOf(WithView({4, {2}, {-1}})), HasSubstr("size or stride that is no number"));
-  EXPECT_THAT(RefusalOf(WithView({0, {2, 2}, {1}})), HasSubstr("has 2 sizes and 1 strides"));
-  EXPECT_EQ(RefusalOf(WithView({0, std::vector<int64_t>(64, 1), std::vector<int64_t>(64, 1)})),
+  EXPECT_THAT(TorchRefusal(WithView({-1, {1}, {1}})), HasSubstr("has a negative offset"));
+  EXPECT_THAT(TorchRefusal(WithView({-1, {0}, {1}})), HasSubstr("has a negative offset"));
+  EXPECT_THAT(TorchRefusal(WithView({0, {-1}, {1}})),
+              HasSubstr("size or stride that is no number"));
+  EXPECT_THAT(TorchRefusal(WithView({4, {2}, {-1}})),
+              HasSubstr("size or stride that is no number"));
+  EXPECT_THAT(TorchRefusal(WithView({0, {2, 2}, {1}})), HasSubstr("has 2 sizes and 1 strides"));
+  EXPECT_EQ(TorchRefusal(WithView({0, std::vector<int64_t>(64, 1), std::vector<int64_t>(64, 1)})),
             "accepted");
-  EXPECT_THAT(RefusalOf(WithView({0, std::vector<int64_t>(65, 1), std::vector<int64_t>(65, 1)})),
+  EXPECT_THAT(TorchRefusal(WithView({0, std::vector<int64_t>(65, 1), std::vector<int64_t>(65, 1)})),
               HasSubstr("has 65 dimensions; the limit is 64"));
-  EXPECT_THAT(RefusalOfValue(pk::Call(
+  EXPECT_THAT(TorchRefusalOfValue(pk::Call(
                   "torch._utils", "_rebuild_tensor",
                   {pk::Storage("FloatStorage", "0", 4), "K\x01", pk::Tuple({"N"}), pk::Ints({1})})),
               HasSubstr("size or stride that is no number"));
@@ -189,7 +191,7 @@ TEST(TorchZipTest, KnowsEveryStorageClass) {
            {"ComplexDoubleStorage", abi::DType::kC128, 16},
            {"ComplexFloatStorage", abi::DType::kC64, 8}}) {
     const int64_t count = 16 / bytes;
-    auto index = Read(With(pk::View(pk::Storage(name, "1", count), 0, {count}, {1})).Build());
+    auto index = ReadTorch(With(pk::View(pk::Storage(name, "1", count), 0, {count}, {1})).Build());
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(index->at(0).dtype, dtype);
     EXPECT_EQ(index->at(0).nbytes, 16u);
@@ -216,15 +218,16 @@ TEST(TorchZipTest, UntypedStoragesCountBytes) {
            {"float32", abi::DType::kF32, 4},
            {"bfloat16", abi::DType::kBF16, 2}}) {
     const int64_t count = 16 / bytes;
-    auto index = Read(With(V3(name, 1, count - 1)).Build());
+    auto index = ReadTorch(With(V3(name, 1, count - 1)).Build());
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_EQ(index->at(0).dtype, dtype);
     EXPECT_EQ(index->at(0).nbytes, static_cast<uint64_t>(16 - bytes));
-    EXPECT_THAT(RefusalOfValue(V3(name, 1, count)), HasSubstr("reaches beyond its storage"));
+    EXPECT_THAT(TorchRefusalOfValue(V3(name, 1, count)), HasSubstr("reaches beyond its storage"));
   }
-  EXPECT_THAT(RefusalOfValue(V3("float32", 0, 1, 4)), HasSubstr("declared as 4 of UntypedStorage"));
-  EXPECT_THAT(RefusalOfValue(V3("float7", 0, 1)), HasSubstr("'torch.float7'"));
-  EXPECT_THAT(RefusalOfValue(V3("complex32", 0, 1)),
+  EXPECT_THAT(TorchRefusalOfValue(V3("float32", 0, 1, 4)),
+              HasSubstr("declared as 4 of UntypedStorage"));
+  EXPECT_THAT(TorchRefusalOfValue(V3("float7", 0, 1)), HasSubstr("'torch.float7'"));
+  EXPECT_THAT(TorchRefusalOfValue(V3("complex32", 0, 1)),
               HasSubstr("torch.complex32 has no counterpart"));
 }
 
@@ -236,7 +239,7 @@ TEST(TorchZipTest, TiedTensorsAndViewsShareAStorage) {
                      {pk::Text("same"), pk::View(storage, 0, {4}, {1})},
                      {pk::Text("tail"), pk::View(storage, 2, {2}, {1})}}))
           .Build();
-  auto index = Read(bytes);
+  auto index = ReadTorch(bytes);
   ASSERT_TRUE(index.ok()) << index.status();
   ASSERT_EQ(index->size(), 4u);
   EXPECT_EQ(index->at(1).offset, index->at(0).offset);
@@ -247,7 +250,7 @@ TEST(TorchZipTest, TiedTensorsAndViewsShareAStorage) {
 
 TEST(TorchZipTest, AStorageHasOneDeclaration) {
   const auto pair = [](const std::string& a, const std::string& b) {
-    return RefusalOfValue(pk::Dict(
+    return TorchRefusalOfValue(pk::Dict(
         {{pk::Text("a"), pk::View(a, 0, {1}, {1})}, {pk::Text("b"), pk::View(b, 0, {1}, {1})}}));
   };
   const std::string f32 = pk::Storage("FloatStorage", "0", 4);
@@ -262,22 +265,22 @@ TEST(TorchZipTest, AStorageHasOneDeclaration) {
 
 TEST(TorchZipTest, StoragesHaveTheSizeThatIsDeclared) {
   const auto sized = [](const std::string& type, int64_t count) {
-    return RefusalOfValue(pk::View(pk::Storage(type, "0", count), 0, {1}, {1}));
+    return TorchRefusalOfValue(pk::View(pk::Storage(type, "0", count), 0, {1}, {1}));
   };
   for (const int64_t count :
        {int64_t{0}, int64_t{3}, int64_t{5}, int64_t{1000}, INT64_MAX, int64_t{1} << 62}) {
     EXPECT_THAT(sized("FloatStorage", count), HasSubstr("but its member has 16 bytes")) << count;
   }
   EXPECT_EQ(sized("FloatStorage", 4), "accepted");
-  EXPECT_EQ(RefusalOf(Checkpoint(
+  EXPECT_EQ(TorchRefusal(Checkpoint(
                 pk::Whole(pk::View(pk::Storage("FloatStorage", "0", 0), 0, {0, 5}, {5, 1})),
                 {{"0", ""}})),
             "accepted");
-  EXPECT_THAT(RefusalOfValue(pk::View(pk::Storage("FloatStorage", "9", 4), 0, {1}, {1})),
+  EXPECT_THAT(TorchRefusalOfValue(pk::View(pk::Storage("FloatStorage", "9", 4), 0, {1}, {1})),
               HasSubstr("storage '9' has no member 'data/9'"));
   for (const std::string& key : {std::string("../version"), std::string(), std::string(".."),
                                  std::string("a/b"), std::string("0\0", 2), std::string("a\\b")}) {
-    EXPECT_THAT(RefusalOfValue(pk::View(pk::Storage("FloatStorage", key, 4), 0, {1}, {1})),
+    EXPECT_THAT(TorchRefusalOfValue(pk::View(pk::Storage("FloatStorage", key, 4), 0, {1}, {1})),
                 HasSubstr("is no plain name"));
   }
 }
@@ -305,7 +308,7 @@ TEST(TorchZipTest, NamesArePathsThroughDictsAndLists) {
   const std::string wide = "\x8a\x09" + std::string(8, '\0') + '\x40';
   EXPECT_THAT(NamesIn(pk::Dict({{wide, pk::Four()}, {"K\x01", pk::Four()}})),
               ElementsAre("1180591620717411303424", "1"));
-  EXPECT_THAT(RefusalOfValue(pk::Dict({{wide, pk::Four()}, {wide, "N"}})),
+  EXPECT_THAT(TorchRefusalOfValue(pk::Dict({{wide, pk::Four()}, {wide, "N"}})),
               HasSubstr("duplicate key 1180591620717411303424 in one dict"));
   // Nor does it matter how long they are written.
   EXPECT_THAT(NamesIn(pk::Dict({{"\x8a\x0a\x05" + std::string(9, '\0'), pk::Four()}})),
@@ -328,7 +331,7 @@ TEST(TorchZipTest, NamesArePathsThroughDictsAndLists) {
 TEST(TorchZipTest, NamesThatNobodyCouldUseAreRefused) {
   const std::string four = pk::Four();
   const auto dict = [](const std::vector<std::pair<std::string, std::string>>& items) {
-    return RefusalOfValue(pk::Dict(items));
+    return TorchRefusalOfValue(pk::Dict(items));
   };
   EXPECT_THAT(dict({{"K\x01", four}, {pk::Text("1"), four}}),
               HasSubstr("two tensors have the name '1'"));
@@ -351,14 +354,14 @@ TEST(TorchZipTest, NamesThatNobodyCouldUseAreRefused) {
 }
 
 TEST(TorchZipTest, TheWalkEnds) {
-  EXPECT_THAT(RefusalOfValue("}q\x01" + pk::Text("a") + "h\x01s"),
+  EXPECT_THAT(TorchRefusalOfValue("}q\x01" + pk::Text("a") + "h\x01s"),
               HasSubstr("the value at 'a' contains itself"));
-  EXPECT_THAT(RefusalOfValue("]q\x01]h\x01"
-                             "aa"),
+  EXPECT_THAT(TorchRefusalOfValue("]q\x01]h\x01"
+                                  "aa"),
               HasSubstr("the value at '0.0' contains itself"));
   std::string deep = pk::Four();
   for (int i = 0; i < 1001; ++i) deep += "\x85";
-  EXPECT_THAT(RefusalOfValue(deep), HasSubstr("more than 1000 containers in each other"));
+  EXPECT_THAT(TorchRefusalOfValue(deep), HasSubstr("more than 1000 containers in each other"));
   EXPECT_THAT(NamesIn(deep.substr(0, deep.size() - 900)).size(), 1u);
 
   // 2^60 names in a few hundred bytes.
@@ -367,7 +370,7 @@ TEST(TorchZipTest, TheWalkEnds) {
     const std::string slot(1, static_cast<char>(i));
     doubling += "q" + slot + "h" + slot + "\x86";
   }
-  EXPECT_THAT(RefusalOfValue(doubling),
+  EXPECT_THAT(TorchRefusalOfValue(doubling),
               AnyOf(HasSubstr("in so many places"), HasSubstr("far longer than the pickle")));
   // The same without a tensor costs nothing.
   std::string barren = "]";
@@ -379,7 +382,7 @@ TEST(TorchZipTest, TheWalkEnds) {
   // A long key above many tensors.
   std::string wide = "](" + pk::Four() + "q\x01";
   for (int i = 0; i < 20'000; ++i) wide += "h\x01";
-  EXPECT_THAT(RefusalOfValue(pk::Dict({{pk::Text(std::string(20'000, 'k')), wide + "e"}})),
+  EXPECT_THAT(TorchRefusalOfValue(pk::Dict({{pk::Text(std::string(20'000, 'k')), wide + "e"}})),
               HasSubstr("far longer than the pickle"));
   // Many dimensions of one tensor; shared dicts of which each has another name.
   const std::vector<int64_t> ones(62, 1);
@@ -388,11 +391,11 @@ TEST(TorchZipTest, TheWalkEnds) {
   std::string deep_shape =
       "](" + pk::View(pk::Storage("FloatStorage", "0", 4), 0, size, stride) + "q\x01";
   for (int i = 0; i < 50'000; ++i) deep_shape += "h\x01";
-  EXPECT_THAT(RefusalOfValue(deep_shape + "e"), HasSubstr("far longer than the pickle"));
+  EXPECT_THAT(TorchRefusalOfValue(deep_shape + "e"), HasSubstr("far longer than the pickle"));
   std::string shared =
       "](" + pk::Dict({{pk::Text(std::string(10'000, 'k')), pk::List({pk::Four()})}}) + "q\x01";
   for (int i = 0; i < 20'000; ++i) shared += "h\x01";
-  EXPECT_THAT(RefusalOfValue(shared + "e"),
+  EXPECT_THAT(TorchRefusalOfValue(shared + "e"),
               AnyOf(HasSubstr("in so many places"), HasSubstr("far longer than the pickle")));
 }
 
@@ -410,7 +413,7 @@ TEST(TorchZipTest, LazyBitsAreNotMappable) {
       {pk::Dict({{pk::Text(std::string(1000, 'x')), "\x88"}}), "an unknown key"},
       {pk::Dict({{"K\x01", "\x88"}}), "an unknown key"}};
   for (const auto& [metadata, why] : kBits) {
-    auto index = Read(With(with(metadata)).Build());
+    auto index = ReadTorch(With(with(metadata)).Build());
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_FALSE(index->at(0).mappable);
     EXPECT_EQ(
@@ -420,14 +423,14 @@ TEST(TorchZipTest, LazyBitsAreNotMappable) {
   }
   for (const std::string& none :
        {std::string("}"), std::string("N"), pk::Dict({{pk::Text("conj"), "\x89"}})}) {
-    auto index = Read(With(with(none)).Build());
+    auto index = ReadTorch(With(with(none)).Build());
     ASSERT_TRUE(index.ok()) << index.status();
     EXPECT_TRUE(index->at(0).mappable);
   }
-  EXPECT_THAT(RefusalOfValue(with("K\x01")), HasSubstr("metadata that is no dict"));
+  EXPECT_THAT(TorchRefusalOfValue(with("K\x01")), HasSubstr("metadata that is no dict"));
   std::vector<std::pair<std::string, std::string>> many;
   for (int i = 0; i < 9; ++i) many.push_back({pk::Int(i), "\x88"});
-  EXPECT_THAT(RefusalOfValue(with(pk::Dict(many))), HasSubstr("too much metadata"));
+  EXPECT_THAT(TorchRefusalOfValue(with(pk::Dict(many))), HasSubstr("too much metadata"));
 }
 
 TEST(TorchZipTest, ACompressedTensorIsListedAndACompressedPickleRefused) {
@@ -436,21 +439,21 @@ TEST(TorchZipTest, ACompressedTensorIsListedAndACompressedPickleRefused) {
   data.method = data.local_method = 8;
   data.bytes = 16;
   data.descriptor.replace(12, 4, testing::Le(16u));
-  auto index = Read(zip.Build());
+  auto index = ReadTorch(zip.Build());
   ASSERT_TRUE(index.ok()) << index.status();
   EXPECT_FALSE(index->at(0).mappable);
   EXPECT_THAT(std::string(index->at(0).reason),
               HasSubstr("its member of the archive is compressed"));
   ZipBuilder other = SmallCheckpoint();
   other.Named("data.pkl").method = other.Named("data.pkl").local_method = 8;
-  EXPECT_THAT(RefusalOf(other), HasSubstr("member 'm/data.pkl' is compressed"));
+  EXPECT_THAT(TorchRefusal(other), HasSubstr("member 'm/data.pkl' is compressed"));
 }
 
 TEST(TorchZipTest, TheArchiveIsOneOfTorchSave) {
   const auto without = [](const std::string& name) {
     ZipBuilder zip = SmallCheckpoint();
     std::erase_if(zip.entries(), [&](const auto& entry) { return entry.name == name; });
-    return RefusalOf(zip);
+    return TorchRefusal(zip);
   };
   EXPECT_EQ(without("nothing"), "accepted");
   EXPECT_EQ(without("m/byteorder"), "accepted");
@@ -460,7 +463,7 @@ TEST(TorchZipTest, TheArchiveIsOneOfTorchSave) {
   const auto with = [](const std::string& name, const std::string& data = "x") {
     ZipBuilder zip = SmallCheckpoint();
     zip.Add(name, data);
-    return RefusalOf(zip);
+    return TorchRefusal(zip);
   };
   EXPECT_EQ(with("m/.data/serialization_id"), "accepted");
   EXPECT_EQ(with("m/.format_version", "1"), "accepted");
@@ -471,19 +474,19 @@ TEST(TorchZipTest, TheArchiveIsOneOfTorchSave) {
   EXPECT_THAT(with("m/code/__torch__.py"), HasSubstr("a TorchScript archive"));
   ZipBuilder flat;
   flat.Add("data.pkl", "N.");
-  EXPECT_THAT(RefusalOf(flat), HasSubstr("'data.pkl' is not in a folder"));
+  EXPECT_THAT(TorchRefusal(flat), HasSubstr("'data.pkl' is not in a folder"));
   ZipBuilder npz;
   npz.Add("arr_0.npy", "x");
-  EXPECT_THAT(RefusalOf(npz), HasSubstr("NumPy's .npz"));
+  EXPECT_THAT(TorchRefusal(npz), HasSubstr("NumPy's .npz"));
   ZipBuilder empty;
   empty.zip64_end = false;
-  EXPECT_THAT(RefusalOf(empty), HasSubstr("without members"));
+  EXPECT_THAT(TorchRefusal(empty), HasSubstr("without members"));
 
   const auto version = [](const std::string& text) {
     ZipBuilder zip = Checkpoint(pk::Whole("N"), {});
     std::erase_if(zip.entries(), [](const auto& entry) { return entry.name == "m/version"; });
     zip.Add("m/.data/version", text);
-    return RefusalOf(zip);
+    return TorchRefusal(zip);
   };
   for (const char* good : {"1", "3\n", "10", "10\n", "2"}) EXPECT_EQ(version(good), "accepted");
   for (const char* far : {"0", "11", "99\n"})
@@ -497,7 +500,7 @@ TEST(TorchZipTest, TheArchiveIsOneOfTorchSave) {
     ZipBuilder zip = Checkpoint(pk::Whole("N"), {});
     std::erase_if(zip.entries(), [](const auto& entry) { return entry.name == "m/byteorder"; });
     zip.Add("m/byteorder", text);
-    return RefusalOf(zip);
+    return TorchRefusal(zip);
   };
   EXPECT_THAT(order("big"), HasSubstr("big-endian"));
   for (const char* bad : {"", "LITTLE", "little\n", "middle"}) {
@@ -506,7 +509,7 @@ TEST(TorchZipTest, TheArchiveIsOneOfTorchSave) {
 
   ZipBuilder crc = SmallCheckpoint();
   crc.Named("data.pkl").data[20] ^= 1;
-  EXPECT_THAT(RefusalOf(crc), HasSubstr("does not have the CRC-32"));
+  EXPECT_THAT(TorchRefusal(crc), HasSubstr("does not have the CRC-32"));
 }
 
 // torch does not look at the case of letters in the names of members.
@@ -520,28 +523,30 @@ TEST(TorchZipTest, TheCaseOfLettersDoesNotMatter) {
     }
     return zip;
   };
-  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/ByteOrder", "big")), HasSubstr("big-endian"));
-  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/Constants.PKL", "x")), HasSubstr("TorchScript"));
-  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/CODE/x.py", "x")), HasSubstr("TorchScript"));
-  EXPECT_THAT(RefusalOf(renamed("m/byteorder", "m/.DATA/Version", "3\n")),
+  EXPECT_THAT(TorchRefusal(renamed("m/byteorder", "m/ByteOrder", "big")), HasSubstr("big-endian"));
+  EXPECT_THAT(TorchRefusal(renamed("m/byteorder", "m/Constants.PKL", "x")),
+              HasSubstr("TorchScript"));
+  EXPECT_THAT(TorchRefusal(renamed("m/byteorder", "m/CODE/x.py", "x")), HasSubstr("TorchScript"));
+  EXPECT_THAT(TorchRefusal(renamed("m/byteorder", "m/.DATA/Version", "3\n")),
               HasSubstr("two version records"));
-  EXPECT_EQ(RefusalOf(renamed("m/version", "m/VERSION", "")), "accepted");
-  EXPECT_EQ(RefusalOf(renamed("m/data.pkl", "m/Data.PKL", "")), "accepted");
-  EXPECT_EQ(RefusalOf(renamed("m/data/0", "m/DATA/0", "")), "accepted");
-  EXPECT_EQ(RefusalOf(Checkpoint(pk::Whole(pk::Four("aB")), {{"Ab", Sixteen('x')}})), "accepted");
+  EXPECT_EQ(TorchRefusal(renamed("m/version", "m/VERSION", "")), "accepted");
+  EXPECT_EQ(TorchRefusal(renamed("m/data.pkl", "m/Data.PKL", "")), "accepted");
+  EXPECT_EQ(TorchRefusal(renamed("m/data/0", "m/DATA/0", "")), "accepted");
+  EXPECT_EQ(TorchRefusal(Checkpoint(pk::Whole(pk::Four("aB")), {{"Ab", Sixteen('x')}})),
+            "accepted");
 }
 
 TEST(TorchZipTest, ErrorsOfThePickleSayWhereItIs) {
-  EXPECT_THAT(RefusalOfValue(pk::Call("posix", "system", {pk::Text("x")})),
+  EXPECT_THAT(TorchRefusalOfValue(pk::Call("posix", "system", {pk::Text("x")})),
               HasSubstr("m.pt: m/data.pkl: at byte 2: GLOBAL: the global 'posix.system'"));
-  EXPECT_THAT(RefusalOf(Checkpoint("", {})), HasSubstr("m/data.pkl: the pickle is empty"));
+  EXPECT_THAT(TorchRefusal(Checkpoint("", {})), HasSubstr("m/data.pkl: the pickle is empty"));
 }
 
 TEST(TorchZipTest, EveryCutIsRefused) {
   const std::string good = With(pk::Four()).Build();
-  ASSERT_TRUE(Read(good).ok());
+  ASSERT_TRUE(ReadTorch(good).ok());
   for (size_t size = 0; size < good.size(); ++size) {
-    EXPECT_FALSE(Read(good.substr(0, size)).ok()) << size;
+    EXPECT_FALSE(ReadTorch(good.substr(0, size)).ok()) << size;
   }
 }
 

@@ -16,11 +16,11 @@ using testing::Le;
 using testing::ZipBuilder;
 using testing::ZipEntry;
 
-std::span<const std::byte> Bytes(const std::string& text) {
+std::span<const std::byte> ZipBytes(const std::string& text) {
   return std::as_bytes(std::span<const char>(text));
 }
 
-ZipBuilder Good() {
+ZipBuilder GoodZip() {
   ZipBuilder zip;
   zip.Add("m/data.pkl", "a pickle");
   zip.Add("m/data/0", std::string(100, 'd'));
@@ -29,8 +29,8 @@ ZipBuilder Good() {
   return zip;
 }
 
-std::string RefusalOf(const std::string& bytes) {
-  auto zip = ZipDirectory::Read("x.pt", Bytes(bytes));
+std::string ZipRefusal(const std::string& bytes) {
+  auto zip = ZipDirectory::Read("x.pt", ZipBytes(bytes));
   if (zip.ok()) return "accepted";
   EXPECT_THAT(std::string(zip.status().message()), HasSubstr("x.pt: at byte "));
   return std::string(zip.status().message());
@@ -38,9 +38,9 @@ std::string RefusalOf(const std::string& bytes) {
 
 // A good archive after `change`.
 std::string RefusalAfter(const std::function<void(ZipBuilder&)>& change) {
-  ZipBuilder zip = Good();
+  ZipBuilder zip = GoodZip();
   change(zip);
-  return RefusalOf(zip.Build());
+  return ZipRefusal(zip.Build());
 }
 
 std::string Zip64Field(const std::string& value) {
@@ -63,11 +63,11 @@ std::string WithNarrowSizes(std::string bytes, const std::string& name) {
 TEST(ZipDirectoryTest, StartsComeFromTheLocalHeaders) {
   for (const uint64_t alignment : {0, 1, 64, 4096}) {
     for (const bool zip64 : {false, true}) {
-      ZipBuilder builder = Good();
+      ZipBuilder builder = GoodZip();
       builder.alignment = alignment;
       builder.zip64_end = zip64;
       const std::string bytes = builder.Build();
-      auto zip = ZipDirectory::Read("x.pt", Bytes(bytes));
+      auto zip = ZipDirectory::Read("x.pt", ZipBytes(bytes));
       ASSERT_TRUE(zip.ok()) << zip.status();
       ASSERT_EQ(zip->members().size(), 4u);
       for (size_t i = 0; i < 4; ++i) {
@@ -75,9 +75,9 @@ TEST(ZipDirectoryTest, StartsComeFromTheLocalHeaders) {
         const ZipEntry& entry = builder.At(i);
         EXPECT_EQ(member.name, entry.name);
         EXPECT_EQ(bytes.substr(member.data_at, member.bytes), entry.data);
-        EXPECT_EQ(StoredBytes(Bytes(bytes), member).size(), entry.data.size());
+        EXPECT_EQ(StoredBytes(ZipBytes(bytes), member).size(), entry.data.size());
         EXPECT_FALSE(member.deflated);
-        EXPECT_TRUE(HasGoodCrc(Bytes(bytes), member));
+        EXPECT_TRUE(HasGoodCrc(ZipBytes(bytes), member));
         if (alignment != 0) {
           EXPECT_EQ(member.data_at % alignment, 0u);
         }
@@ -87,13 +87,13 @@ TEST(ZipDirectoryTest, StartsComeFromTheLocalHeaders) {
 }
 
 TEST(ZipDirectoryTest, AWrongCrcIsSeenByWhoAsks) {
-  ZipBuilder builder = Good();
+  ZipBuilder builder = GoodZip();
   builder.At(0).data = "a pickly";
   const std::string bytes = builder.Build();
-  auto zip = ZipDirectory::Read("x.pt", Bytes(bytes));
+  auto zip = ZipDirectory::Read("x.pt", ZipBytes(bytes));
   ASSERT_TRUE(zip.ok()) << zip.status();
-  EXPECT_FALSE(HasGoodCrc(Bytes(bytes), zip->members()[0]));
-  EXPECT_TRUE(HasGoodCrc(Bytes(bytes), zip->members()[1]));
+  EXPECT_FALSE(HasGoodCrc(ZipBytes(bytes), zip->members()[0]));
+  EXPECT_TRUE(HasGoodCrc(ZipBytes(bytes), zip->members()[1]));
 }
 
 TEST(ZipDirectoryTest, AnEmptyArchiveHasNoMembers) {
@@ -101,14 +101,14 @@ TEST(ZipDirectoryTest, AnEmptyArchiveHasNoMembers) {
     ZipBuilder builder;
     builder.zip64_end = zip64;
     const std::string bytes = builder.Build();
-    auto zip = ZipDirectory::Read("x.pt", Bytes(bytes));
+    auto zip = ZipDirectory::Read("x.pt", ZipBytes(bytes));
     ASSERT_TRUE(zip.ok()) << zip.status();
     EXPECT_TRUE(zip->members().empty());
   }
 }
 
 TEST(ZipDirectoryTest, MembersMayLieInAnyOrder) {
-  ZipBuilder builder = Good();
+  ZipBuilder builder = GoodZip();
   std::string bytes = builder.Build();
   // The directory lists version first.
   const size_t directory = bytes.find("PK\x01\x02");
@@ -116,7 +116,7 @@ TEST(ZipDirectoryTest, MembersMayLieInAnyOrder) {
   const size_t end = last + 46 + std::string("m/version").size();
   bytes = bytes.substr(0, directory) + bytes.substr(last, end - last) +
           bytes.substr(directory, last - directory) + bytes.substr(end);
-  auto zip = ZipDirectory::Read("x.pt", Bytes(bytes));
+  auto zip = ZipDirectory::Read("x.pt", ZipBytes(bytes));
   ASSERT_TRUE(zip.ok()) << zip.status();
   EXPECT_EQ(zip->members()[0].name, "m/version");
   EXPECT_EQ(bytes.substr(zip->members()[0].data_at, 2), "3\n");
@@ -124,12 +124,12 @@ TEST(ZipDirectoryTest, MembersMayLieInAnyOrder) {
 }
 
 TEST(ZipDirectoryTest, SizesMayStandInZip64Fields) {
-  ZipBuilder builder = Good();
+  ZipBuilder builder = GoodZip();
   MakeWide(builder.At(1));
   // As torch: the local field has 8 bytes and the sizes beside it are 0.
   builder.At(1).local_extra = Zip64Field(Le<uint64_t>(0));
   const std::string bytes = WithNarrowSizes(builder.Build(), "m/data/0");
-  auto zip = ZipDirectory::Read("x.pt", Bytes(bytes));
+  auto zip = ZipDirectory::Read("x.pt", ZipBytes(bytes));
   ASSERT_TRUE(zip.ok()) << zip.status();
   EXPECT_EQ(zip->members()[1].bytes, 100u);
   EXPECT_EQ(bytes.substr(zip->members()[1].data_at, 100), std::string(100, 'd'));
@@ -139,41 +139,41 @@ TEST(ZipDirectoryTest, SizesMayStandInZip64Fields) {
     builder.At(1).local_extra = Zip64Field(Le(local) + Le(local));
     builder.At(1).local_bytes = builder.At(1).local_stored = 0xffffffff;
     const std::string wide = WithNarrowSizes(builder.Build(), "m/data/0");
-    EXPECT_EQ(RefusalOf(wide), "accepted");
+    EXPECT_EQ(ZipRefusal(wide), "accepted");
   }
   builder.At(1).local_extra = Zip64Field(Le<uint64_t>(101) + Le<uint64_t>(100));
-  EXPECT_THAT(RefusalOf(WithNarrowSizes(builder.Build(), "m/data/0")),
+  EXPECT_THAT(ZipRefusal(WithNarrowSizes(builder.Build(), "m/data/0")),
               HasSubstr("has the size 101 in its local header, but 100 in the directory"));
   builder.At(1).local_extra = "";
-  EXPECT_THAT(RefusalOf(WithNarrowSizes(builder.Build(), "m/data/0")),
+  EXPECT_THAT(ZipRefusal(WithNarrowSizes(builder.Build(), "m/data/0")),
               HasSubstr("no ZIP64 field with its sizes in its local header"));
 }
 
 TEST(ZipDirectoryTest, RefusesDamagedZip64Fields) {
-  ZipBuilder builder = Good();
-  EXPECT_THAT(RefusalOf(WithNarrowSizes(builder.Build(), "m/data/0")),
+  ZipBuilder builder = GoodZip();
+  EXPECT_THAT(ZipRefusal(WithNarrowSizes(builder.Build(), "m/data/0")),
               HasSubstr("member 'm/data/0' has no ZIP64 field with all the numbers"));
   builder.At(1).extra = Zip64Field(Le<uint64_t>(100));
-  EXPECT_THAT(RefusalOf(WithNarrowSizes(builder.Build(), "m/data/0")),
+  EXPECT_THAT(ZipRefusal(WithNarrowSizes(builder.Build(), "m/data/0")),
               HasSubstr("no ZIP64 field with all the numbers"));
   builder.At(1).extra = Zip64Field(Le<uint64_t>(100) + Le<uint64_t>(100)) + Zip64Field("");
-  EXPECT_THAT(RefusalOf(WithNarrowSizes(builder.Build(), "m/data/0")),
+  EXPECT_THAT(ZipRefusal(WithNarrowSizes(builder.Build(), "m/data/0")),
               HasSubstr("two ZIP64 fields"));
   for (const uint64_t size : {uint64_t{1} << 63, ~uint64_t{0}, uint64_t{1} << 32}) {
     builder.At(1).extra = Zip64Field(Le(size) + Le(size));
-    EXPECT_THAT(RefusalOf(WithNarrowSizes(builder.Build(), "m/data/0")),
+    EXPECT_THAT(ZipRefusal(WithNarrowSizes(builder.Build(), "m/data/0")),
                 HasSubstr("bytes, but only 116 are there before what comes next"));
   }
   builder.At(1).extra = Le<uint16_t>(7) + Le<uint16_t>(9) + "short";
-  EXPECT_THAT(RefusalOf(builder.Build()), HasSubstr("a damaged extra field"));
+  EXPECT_THAT(ZipRefusal(builder.Build()), HasSubstr("a damaged extra field"));
 }
 
 TEST(ZipDirectoryTest, DescriptorsHave16Or24Bytes) {
-  ZipBuilder builder = Good();
+  ZipBuilder builder = GoodZip();
   MakeWide(builder.At(0));
   builder.At(0).extra.clear();
-  EXPECT_EQ(RefusalOf(builder.Build()), "accepted");
-  const std::string good = Good().At(0).descriptor;
+  EXPECT_EQ(ZipRefusal(builder.Build()), "accepted");
+  const std::string good = GoodZip().At(0).descriptor;
   for (const std::string& bad : {std::string(), good.substr(4), good + "x", good + good}) {
     EXPECT_THAT(RefusalAfter([&](ZipBuilder& zip) { zip.At(0).descriptor = bad; }),
                 HasSubstr("bytes behind its data, where a descriptor has 16 or 24"));
@@ -235,7 +235,7 @@ TEST(ZipDirectoryTest, TheTimeIsTheSameInBothHeaders) {
 TEST(ZipDirectoryTest, NoZip64LocatorHidesInTheDirectory) {
   for (const bool record : {false, true}) {
     for (const bool comment : {false, true}) {
-      ZipBuilder zip = Good();
+      ZipBuilder zip = GoodZip();
       zip.zip64_end = false;
       ZipEntry& last = zip.At(3);
       const std::string plain = zip.Build();
@@ -252,8 +252,8 @@ TEST(ZipDirectoryTest, NoZip64LocatorHidesInTheDirectory) {
       } else {
         last.extra = "zz" + Le(static_cast<uint16_t>(hidden.size())) + hidden;
       }
-      EXPECT_THAT(RefusalOf(zip.Build()), AnyOf(HasSubstr("ZIP64 end record differ"),
-                                                HasSubstr("the ZIP64 locator points")))
+      EXPECT_THAT(ZipRefusal(zip.Build()), AnyOf(HasSubstr("ZIP64 end record differ"),
+                                                 HasSubstr("the ZIP64 locator points")))
           << record << comment;
     }
   }
@@ -291,10 +291,10 @@ TEST(ZipDirectoryTest, EveryByteBelongsToSomething) {
               }),
               HasSubstr("belong to no member in front of the central directory"));
   // What was moved to make room for something in front is moved in the file only.
-  EXPECT_THAT(RefusalOf("prefix" + Good().Build()), AnyOf(HasSubstr("ZIP64 locator points")));
-  ZipBuilder plain = Good();
+  EXPECT_THAT(ZipRefusal("prefix" + GoodZip().Build()), AnyOf(HasSubstr("ZIP64 locator points")));
+  ZipBuilder plain = GoodZip();
   plain.zip64_end = false;
-  EXPECT_THAT(RefusalOf("prefix" + plain.Build()),
+  EXPECT_THAT(ZipRefusal("prefix" + plain.Build()),
               HasSubstr("does not end where the end record starts"));
 }
 
@@ -303,14 +303,14 @@ TEST(ZipDirectoryTest, MembersDoNotOverlap) {
               AnyOf(HasSubstr("overlap"), HasSubstr("no local header"),
                     HasSubstr("before what comes next")));
   // Two names for one local header.
-  ZipBuilder twice = Good();
-  ZipBuilder again = Good();
+  ZipBuilder twice = GoodZip();
+  ZipBuilder again = GoodZip();
   const std::string whole = twice.Build();
-  auto zip = ZipDirectory::Read("x.pt", Bytes(whole));
+  auto zip = ZipDirectory::Read("x.pt", ZipBytes(whole));
   ASSERT_TRUE(zip.ok());
   const int64_t distance = static_cast<int64_t>(whole.find("PK\x03\x04", 1));
   again.At(1).header_error = -distance;
-  EXPECT_THAT(RefusalOf(again.Build()),
+  EXPECT_THAT(ZipRefusal(again.Build()),
               AnyOf(HasSubstr("before what comes next"), HasSubstr("is called 'm/data.pkl'")));
   EXPECT_THAT(RefusalAfter([](ZipBuilder& b) { b.At(1).bytes = b.At(1).stored = 200; }),
               HasSubstr("needs 200 bytes, but only 116 are there"));
@@ -379,32 +379,32 @@ TEST(ZipDirectoryTest, TheEndRecordsAgree) {
     }
   }
   // Each byte of the three end records counts, but for the two versions.
-  const std::string good = Good().Build();
+  const std::string good = GoodZip().Build();
   const size_t end64 = good.size() - 22 - 20 - 56;
   for (size_t i = end64; i < good.size(); ++i) {
     std::string bad = good;
     bad[i] ^= 1;
     const bool version = i >= end64 + 12 && i < end64 + 16;
     const bool disks = i == good.size() - 22 - 4;  // 0 for 1 disk in all.
-    EXPECT_EQ(RefusalOf(bad) == "accepted", version || disks) << i - end64;
+    EXPECT_EQ(ZipRefusal(bad) == "accepted", version || disks) << i - end64;
   }
 }
 
 TEST(ZipDirectoryTest, HugeCountsAreNotBelieved) {
-  ZipBuilder zip = Good();
+  ZipBuilder zip = GoodZip();
   zip.count_error = 2'000'000'000;
-  EXPECT_THAT(RefusalOf(zip.Build()), HasSubstr("cannot have 2000000004 members"));
+  EXPECT_THAT(ZipRefusal(zip.Build()), HasSubstr("cannot have 2000000004 members"));
 }
 
 TEST(ZipDirectoryTest, EveryCutIsRefused) {
   for (const bool zip64 : {false, true}) {
-    ZipBuilder builder = Good();
+    ZipBuilder builder = GoodZip();
     builder.zip64_end = zip64;
     const std::string good = builder.Build();
-    ASSERT_EQ(RefusalOf(good), "accepted");
+    ASSERT_EQ(ZipRefusal(good), "accepted");
     for (size_t size = 0; size < good.size(); ++size) {
-      EXPECT_NE(RefusalOf(good.substr(0, size)), "accepted") << size;
-      EXPECT_NE(RefusalOf(good.substr(good.size() - size)), "accepted") << size;
+      EXPECT_NE(ZipRefusal(good.substr(0, size)), "accepted") << size;
+      EXPECT_NE(ZipRefusal(good.substr(good.size() - size)), "accepted") << size;
     }
   }
 }

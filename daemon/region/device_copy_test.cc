@@ -350,7 +350,7 @@ class OfferedTest : public DeviceCopyTest {
             .plan = plan_,
             .gpus = on_,
             .regions = regions_,
-            .cancel = CancelToken()};
+            .cancel = goes_on_};
   }
   // What a daemon before this one left: taken out of a copy that is given up.
   void Leave() {
@@ -376,6 +376,7 @@ class OfferedTest : public DeviceCopyTest {
     }
     left_.clear();
   }
+  const CancelToken goes_on_;
   std::vector<DeviceRegion::Parts> left_;
 };
 

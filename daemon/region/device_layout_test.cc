@@ -11,7 +11,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr uint64_t kMiB = uint64_t{1} << 20;
+constexpr uint64_t kMebibyte = uint64_t{1} << 20;
 
 TEST(DeviceLayout, NothingTakesNothing) {
   const auto layout = PackForDevice({}, {});
@@ -25,24 +25,27 @@ TEST(DeviceLayout, TensorsKeepTheOrderOfTheFile) {
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->places[1].offset, 0);
   EXPECT_EQ(layout->places[0].offset, 1024);
-  EXPECT_THAT(layout->segment_bytes, ElementsAre(2 * kMiB));
+  EXPECT_THAT(layout->segment_bytes, ElementsAre(2 * kMebibyte));
 }
 
 TEST(DeviceLayout, TiedWeightsShareTheirPlace) {
-  const HostRange ranges[] = {{0, kMiB}, {kMiB, kMiB}, {0, kMiB}};
+  const HostRange ranges[] = {{0, kMebibyte}, {kMebibyte, kMebibyte}, {0, kMebibyte}};
   const auto layout = PackForDevice(ranges, {});
   ASSERT_TRUE(layout.ok()) << layout.status();
   EXPECT_EQ(layout->places[0].offset, layout->places[2].offset);
-  EXPECT_EQ(layout->TotalBytes(), 2 * kMiB);
+  EXPECT_EQ(layout->TotalBytes(), 2 * kMebibyte);
 }
 
 TEST(DeviceLayout, ATensorThatIsLargerThanASegmentHasOneOfItsOwn) {
-  const HostRange ranges[] = {{0, kMiB}, {kMiB, 9 * kMiB}, {10 * kMiB, kMiB}, {11 * kMiB, kMiB}};
-  const auto layout = PackForDevice(ranges, {.max_segment_bytes = 4 * kMiB});
+  const HostRange ranges[] = {{0, kMebibyte},
+                              {kMebibyte, 9 * kMebibyte},
+                              {10 * kMebibyte, kMebibyte},
+                              {11 * kMebibyte, kMebibyte}};
+  const auto layout = PackForDevice(ranges, {.max_segment_bytes = 4 * kMebibyte});
   ASSERT_TRUE(layout.ok()) << layout.status();
-  EXPECT_THAT(layout->segment_bytes, ElementsAre(2 * kMiB, 10 * kMiB, 2 * kMiB));
+  EXPECT_THAT(layout->segment_bytes, ElementsAre(2 * kMebibyte, 10 * kMebibyte, 2 * kMebibyte));
   EXPECT_EQ(layout->places[3].segment, 2);
-  EXPECT_EQ(layout->places[3].offset, kMiB);
+  EXPECT_EQ(layout->places[3].offset, kMebibyte);
 }
 
 TEST(DeviceLayout, WhatCannotBeIsRefused) {
@@ -57,9 +60,9 @@ TEST(DeviceLayout, NoTwoTensorsOverlapWhateverTheyAre) {
   for (int round = 0; round < 200; ++round) {
     std::vector<HostRange> ranges;
     for (size_t i = 0; i < 1 + random() % 40; ++i) {
-      ranges.push_back({random() % 5000, random() % (3 * kMiB)});
+      ranges.push_back({random() % 5000, random() % (3 * kMebibyte)});
     }
-    const DeviceLayoutLimits limits{.granularity = kMiB, .max_segment_bytes = 8 * kMiB};
+    const DeviceLayoutLimits limits{.granularity = kMebibyte, .max_segment_bytes = 8 * kMebibyte};
     const auto layout = PackForDevice(ranges, limits);
     ASSERT_TRUE(layout.ok()) << layout.status();
     std::vector<std::map<uint64_t, uint64_t>> taken(layout->segment_bytes.size());

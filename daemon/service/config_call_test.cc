@@ -11,7 +11,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-constexpr uint32_t kReader = 4242;
+constexpr uint32_t kReaderUid = 4242;
 constexpr uint32_t kOperator = 4343;
 
 class ConfigCallTest : public ControlServerTest {
@@ -46,7 +46,7 @@ TEST_F(ConfigCallTest, TellsEveryValueAndWhereItComesFrom) {
 }
 
 TEST_F(ConfigCallTest, ReadersMayLookAndOnlyOperatorsMayReload) {
-  Pretend(1000, {kReader});
+  Pretend(1000, {kReaderUid});
   auto reader = Connect();
   v1::Config config;
   v1::ReloadConfigResponse report;
@@ -77,7 +77,7 @@ TEST_F(ConfigCallTest, WhatIsAboutAModelIsToldToItsReaders) {
     config_.view.entries = {{"models.secret.required", "true", "c:1", true},
                             {"models.planner.required", "true", "c:2", true}};
   });
-  Pretend(1000, {kReader});
+  Pretend(1000, {kReaderUid});
   v1::Config config;
   ASSERT_TRUE(GetConfig(*Connect(), &config).ok());
   ASSERT_THAT(config.entries(), SizeIs(1));

@@ -3,13 +3,17 @@ import json
 import os
 import pathlib
 import resource
+import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import engine_case  # noqa: E402
+import frames  # noqa: E402
 import harness  # noqa: E402
 import models  # noqa: E402
 
@@ -111,6 +115,58 @@ class Life(engine_case.Case):
             os.kill(self.daemon.process.pid, signal.SIGCONT)
         out, err = process.communicate(timeout=harness.DEADLINE_S)
         self.assertEqual((process.returncode, out), (0, "ran\n"), err)
+
+    def test_ctrl_c_ends_the_wait_for_a_file_of_a_daemon_that_hangs(self):
+        self.daemon_with("sealed", "planner")
+        self.serve("planner", 1)
+        runtime = self.folder / "between"
+        runtime.mkdir()
+        (runtime / "control.sock").symlink_to(self.daemon.runtime / "control.sock")
+        asked, stop = threading.Event(), threading.Event()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(str(runtime / "handles.sock"))
+            os.chmod(runtime / "handles.sock", 0o666)
+            listener.listen()
+            passing = threading.Thread(target=self.pass_on, args=(listener, asked, stop))
+            passing.start()
+            try:
+                process = subprocess.Popen(
+                    [harness.PROGRAMS.ctl, "--runtime-dir", runtime, "exec", "planner", "--", "/bin/echo"], text=True,
+                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
+                    env=harness.environment(), start_new_session=True, **harness.as_user(harness.CLIENT))
+                self.addCleanup(process.kill)
+                self.assertTrue(asked.wait(harness.DEADLINE_S))
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=20)  # The answer has 30 s.
+            finally:
+                stop.set()
+                passing.join()
+        self.assertEqual((process.returncode, out), (130, ""), err)
+
+    def pass_on(self, listener, asked, stop):
+        """Between clients and the daemon: what asks for a file goes no further."""
+        other = {}
+        while not stop.is_set():
+            for ready in select.select([listener, *other], [], [], 0.1)[0]:
+                if ready is listener:
+                    client, daemon = listener.accept()[0], socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    daemon.connect(str(self.daemon.handles_socket))
+                    other.update({client: daemon, daemon: client})
+                    continue
+                if ready not in other:
+                    continue
+                frame, fds, _, _ = socket.recv_fds(ready, 1 << 17, 64)
+                if not frame:
+                    for end in (other.pop(other[ready]), other.pop(ready)):
+                        end.close()
+                elif frames.HEADER.unpack_from(frame)[1] == frames.FETCH:
+                    asked.set()
+                else:
+                    socket.send_fds(other[ready], [frame], fds)
+                for fd in fds:
+                    os.close(fd)
+        for end in other:
+            end.close()
 
     def test_a_version_of_more_files_than_the_program_may_open(self):
         self.daemon_with("mapped", "planner")
