@@ -79,12 +79,13 @@ function(modelhost_test name)
 endfunction()
 
 # A fuzzer (LLVMFuzzerTestOneInput). With libFuzzer it explores; otherwise a small main replays and
-# mutates the seeds, so that it runs under any compiler.
+# mutates the seeds, so that it runs under any compiler: with sanitizers, or in a debug build.
 #   modelhost_fuzzer(name SRCS ... DEPS ... SEEDS dir)
 function(modelhost_fuzzer name)
   cmake_parse_arguments(F "" "SEEDS" "SRCS;DEPS" ${ARGN})
   # They have one thread.
-  if(NOT MODELHOST_TESTS OR MODELHOST_SANITIZE MATCHES "thread")
+  if(NOT MODELHOST_TESTS OR MODELHOST_SANITIZE MATCHES "thread" OR
+     (NOT MODELHOST_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug"))
     return()
   endif()
   add_executable(${name} ${F_SRCS})

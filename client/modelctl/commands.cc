@@ -396,6 +396,10 @@ Outcome<Command> ParseCommandLine(const std::vector<std::string>& arguments) {
     }
     command.text = absl::StrCat("modelctl ", kVersion, "\n");
     return command;
+  } catch (const CLI::ExtrasError& error) {
+    std::string why = error.what();
+    if (app->got_subcommand("swap")) absl::StrAppend(&why, "; a version goes after --version");
+    return Usage(*app, why);
   } catch (const CLI::ParseError& error) {
     return Usage(*app, error.what());
   }

@@ -211,6 +211,8 @@ TEST_F(ReadFlowTest, UsageErrorsAreOneLineAndExitTwo) {
   ExpectFailure(Run({"ls", "--timeout", "soon"}), 2, "soon");
   ExpectFailure(Run({"exec", "planner"}), 2, "no command given");
   ExpectFailure(Run({"label"}), 2, "modelctl label --help");
+  ExpectFailure(Run({"swap", "planner", "2"}), 2,
+                "not expected: 2; a version goes after --version");
   ExpectFailure(Run({"--target", "robot:9465", "status"}), 2, "robot:9465");
 }
 

@@ -311,6 +311,21 @@ class Torch(case.Case):
         with self.assertRaisesRegex(self.modelhost.InvalidArgument, r"0\.weight.*lazy"):
             modelhost.torch.load_into(lazy, handle)
 
+    def test_names_that_a_prefix_would_make_fit_are_said(self):
+        import modelhost.torch
+        nn = self.torch.nn
+        inner = self.serve_module(self.net(), 1)
+        whole = self.serve_module(nn.ModuleDict({"model": nn.ModuleDict({"net": self.net()})}), 2)
+        other = self.serve_module(self.net(), 3, names={"2.bias": "3.bias"})
+        for module, handle, expected in [
+                (nn.ModuleDict({"model": nn.ModuleDict({"net": self.net()})}), inner,
+                 r"\(the model's names are those of the submodule model\.net: load into that\)$"),
+                (self.net(), whole, r"\(the model has all of these after 'model\.net\.': load into a module that has "
+                                    r"this one as its model\.net\)$"),
+                (self.net(), other, r"3\.bias: not in the module$")]:
+            with self.assertRaisesRegex(self.modelhost.InvalidArgument, expected):
+                modelhost.torch.load_into(module, handle)
+
     def test_what_does_not_fit_by_name_is_returned_when_not_strict(self):
         import modelhost.torch
         nn = self.torch.nn

@@ -5,7 +5,7 @@ an optimiser, requires_grad training) ends the process with SIGSEGV. Ask for cop
 write. Reading, moving to a device, and whatever makes a new tensor is fine.
 """
 import contextlib
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 
@@ -237,6 +237,29 @@ def _values(slots: List[_Slot], found: torch.Tensor, copy: bool, share_buffers: 
         yield _Assignment(slot, value)
 
 
+def _prefix_hint(missing: Sequence[str], unexpected: Sequence[str]) -> str:
+    """Where one side has all the other's names, one level of modules further down."""
+    if not missing or not unexpected:
+        return ""
+
+    def prefix(longer: Sequence[str], shorter: Sequence[str]) -> str:
+        there = set(longer)
+        for name in longer:
+            before = name[:-len(shorter[0])]
+            if before.endswith(".") and all(before + each in there for each in shorter):
+                return before
+        return ""
+
+    inner = prefix(missing, unexpected)
+    if inner:
+        return f" (the model's names are those of the submodule {inner[:-1]}: load into that)"
+    outer = prefix(unexpected, missing)
+    if outer:
+        return (f" (the model has all of these after {outer!r}: load into a module that has this one as its "
+                f"{outer[:-1]})")
+    return ""
+
+
 def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[str] = None,
               strict: bool = True, copy: bool = False, share_buffers: bool = False,
               requires_grad: bool = False) -> LoadResult:
@@ -298,7 +321,7 @@ def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[
     if wrong:
         shown = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
         raise InvalidArgument(f"{handle.model}@{handle.version} does not fit "
-                              f"{type(module).__name__}: {shown}")
+                              f"{type(module).__name__}: {shown}{_prefix_hint(missing, unexpected)}")
     # All that can fail for want of memory comes before the first change.
     assignments = [each for slots, key in chosen
                    for each in _values(slots, found[key], copy, share_buffers, requires_grad)]
