@@ -244,18 +244,30 @@ def show(model, name):
               f"{list(model.tensor(key)[:4])}", flush=True)
 
 
-def follow(stub, handles, session, model, ref, name):
+def follow(stub, handles, session, model, ref, name, timeout):
     while True:
         event = session.event()
-        if event.HasField("generation_changed") and event.generation_changed.version == 0:
+        moved, lease = event.HasField("generation_changed"), model.grant.lease
+        if moved and event.generation_changed.version == 0:
             print("  the label was removed; going on with what is mapped", flush=True)
-        elif event.HasField("generation_changed"):
-            # First the new one, then the old one goes: there is always a model to work with.
-            old, model = model, Model(stub, handles, session.acquire(ref))
-            session.release(old.grant.lease)
+        elif moved or (event.HasField("evicted") and event.evicted.lease == lease):
+            # First the new one, then the old one goes: there is always a model to work with. Events
+            # are of labels that a lease is held of, so without one there is nothing to wait for.
+            try:
+                newer = Model(stub, handles, session.acquire(ref, timeout))
+            except Refused as refusal:
+                if not moved:
+                    raise
+                print(f"  {refusal}; going on with what is mapped", flush=True)
+                continue
+            model = newer
+            try:
+                session.release(lease)
+            except Refused:
+                pass  # It was evicted meanwhile.
             show(model, name)
-        elif event.HasField("evicted") or event.HasField("closing"):
-            print("  the lease is over; what is mapped stays good", flush=True)
+        elif event.HasField("closing"):
+            print("  the daemon ends; what is mapped stays good", flush=True)
 
 
 def main():
@@ -275,7 +287,7 @@ def main():
         model = Model(stub, handles, session.acquire(ref, arguments.timeout))
         show(model, arguments.tensor)
         if arguments.follow:
-            follow(stub, handles, session, model, ref, arguments.tensor)
+            follow(stub, handles, session, model, ref, arguments.tensor, arguments.timeout)
         session.release(model.grant.lease)
         session.close()
 

@@ -398,7 +398,9 @@ Outcome<Command> ParseCommandLine(const std::vector<std::string>& arguments) {
     return command;
   } catch (const CLI::ExtrasError& error) {
     std::string why = error.what();
-    if (app->got_subcommand("swap")) absl::StrAppend(&why, "; a version goes after --version");
+    if (app->got_subcommand("swap") && line->swap.version.empty()) {
+      absl::StrAppend(&why, "; a version goes after --version");
+    }
     return Usage(*app, why);
   } catch (const CLI::ParseError& error) {
     return Usage(*app, error.what());

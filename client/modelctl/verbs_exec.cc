@@ -33,8 +33,17 @@ class HeldSignals {
  public:
   HeldSignals() {
     sigemptyset(&held_);
-    for (const int signal : kForwarded) sigaddset(&held_, signal);
+    for (const int signal : kForwarded) {
+      // What nohup and a shell's background jobs ignore is ignored on, here and in the command.
+      struct sigaction action {};
+      ::sigaction(signal, nullptr, &action);
+      if (action.sa_handler != SIG_IGN) sigaddset(&held_, signal);
+    }
     sigaddset(&held_, SIGCHLD);
+    // Ignored, it would take the end of the command from who waits for it.
+    struct sigaction standard {};
+    standard.sa_handler = SIG_DFL;
+    ::sigaction(SIGCHLD, &standard, &child_before_);
     pthread_sigmask(SIG_BLOCK, &held_, &before_);
   }
   // What is still waiting was meant for a command that has ended; modelctl ends anyway.
@@ -42,6 +51,11 @@ class HeldSignals {
     const timespec now{};
     while (sigtimedwait(&held_, nullptr, &now) > 0) {
     }
+    PutBack();
+  }
+  // As this program found them. Async-signal-safe.
+  void PutBack() const {
+    ::sigaction(SIGCHLD, &child_before_, nullptr);
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
   }
   HeldSignals(const HeldSignals&) = delete;
@@ -51,7 +65,9 @@ class HeldSignals {
   bool TakeEnding() const {
     sigset_t ending;
     sigemptyset(&ending);
-    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) sigaddset(&ending, signal);
+    for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
+      if (sigismember(&held_, signal) == 1) sigaddset(&ending, signal);
+    }
     const timespec now{};
     return sigtimedwait(&ending, nullptr, &now) > 0;
   }
@@ -61,10 +77,10 @@ class HeldSignals {
     }
     return info;
   }
-  const sigset_t& before() const { return before_; }
 
  private:
   sigset_t held_, before_;
+  struct sigaction child_before_ {};
 };
 
 // A version may have more files than the soft limit allows. Put back in the command.
@@ -105,11 +121,11 @@ struct Child {
 // Only async-signal-safe calls: other threads may have held any lock at the fork.
 [[noreturn]] void Become(char* const* argv, char* const* environment,
                          const std::vector<LeasedFile>& files, const rlimit& file_limit,
-                         const sigset_t& mask, int failure_fd) {
+                         const HeldSignals& signals, int failure_fd) {
   for (const LeasedFile& file : files) ::fcntl(file.fd, F_SETFD, 0);
   ::setrlimit(RLIMIT_NOFILE, &file_limit);
   ::signal(SIGPIPE, SIG_DFL);
-  pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+  signals.PutBack();
   ::execvpe(argv[0], argv, environment);
   const int error = errno;
   [[maybe_unused]] const ssize_t told = ::write(failure_fd, &error, sizeof(error));
@@ -137,7 +153,7 @@ Outcome<Child> Start(std::vector<std::string> command, std::vector<std::string> 
   child.pid = ::fork();
   if (child.pid < 0) return FromError(ErrnoError(errno, "exec: start a process"), "");
   if (child.pid == 0) {
-    Become(argv.data(), variables, files, file_limit, signals.before(), failure_write.get());
+    Become(argv.data(), variables, files, file_limit, signals, failure_write.get());
   }
   return child;
 }
@@ -151,8 +167,12 @@ int Supervise(pid_t pid, const HeldSignals& signals) {
     if (ended == pid && WIFSIGNALED(status)) return 128 + WTERMSIG(status);
     if (ended < 0 && errno != EINTR) return 1;
     const siginfo_t info = signals.Wait();
-    // What the terminal sends, it has sent to the command too.
-    if (info.si_signo != SIGCHLD && info.si_code != SI_KERNEL) ::kill(pid, info.si_signo);
+    // What the terminal sends, it has sent to the command too; but that it hangs up, to the leader
+    // of its session alone.
+    const bool for_us_alone = info.si_signo == SIGHUP && ::getsid(0) == ::getpid();
+    if (info.si_signo != SIGCHLD && (info.si_code != SI_KERNEL || for_us_alone)) {
+      ::kill(pid, info.si_signo);
+    }
   }
 }
 
@@ -166,7 +186,9 @@ Exit Exec(Context& context, const ExecFlags& flags) {
   }
   const HeldSignals signals;
   const rlimit file_limit = RaiseFileLimit();
-  const auto lease = WorkerLease::Take(context, *ref, [&] { return signals.TakeEnding(); });
+  bool ending = false;
+  const auto interrupted = [&] { return ending = ending || signals.TakeEnding(); };
+  const auto lease = WorkerLease::Take(context, *ref, interrupted);
   if (!lease.ok()) return lease.exit();
   auto files = lease->Files();
   if (!files.ok()) return files.exit();
@@ -187,6 +209,7 @@ Exit Exec(Context& context, const ExecFlags& flags) {
     if (!keeping.ok()) return keeping.exit();
     environment = *std::move(keeping);
   }
+  if (interrupted()) return Exit{ExitCode::kInterrupted, ""};
   const auto child = Start(*command, std::move(environment), *files, file_limit, signals);
   if (!child.ok()) return child.exit();
   const int code = Supervise(child->pid, signals);

@@ -10,7 +10,8 @@
 namespace modelhost::modelctl {
 namespace {
 
-// Without --timeout: for a daemon to be there at all, and for one that is there, and slow.
+// Without --timeout: for a daemon to be there at all, and for one that is there and slow (or goes
+// meanwhile: it may be restarting).
 constexpr absl::Duration kPresentLimit = absl::Milliseconds(250);
 constexpr absl::Duration kSlowLimit = absl::Seconds(10);
 // For an answer of a daemon that we are connected to.
@@ -51,16 +52,16 @@ Outcome<WorkerLease> WorkerLease::Take(Context& context, const Ref& ref,
     lease.client_.reset(mh_connect(&options, &error));
     return lease.client_ != nullptr;
   };
-  if (!connect(timeout.value_or(kPresentLimit)) &&
-      (error.status != MH_DEADLINE_EXCEEDED || !connect(until - absl::Now()))) {
+  // The limit is also the client's for each later answer, files among them: again, with more.
+  if ((!connect(timeout.value_or(kPresentLimit)) &&
+       (error.status != MH_DEADLINE_EXCEEDED || !connect(until - absl::Now()))) ||
+      !connect(kAnswerLimit)) {
     Exit exit = FromLibrary(error, name);
     if (error.status == MH_DEADLINE_EXCEEDED || error.status == MH_UNAVAILABLE) {
       exit.code = ExitCode::kUnreachable;
     }
     return exit;
   }
-  // That limit is also the client's for each later answer, files among them: again, with more.
-  if (!connect(kAnswerLimit)) return FromLibrary(error, name);
   mh_acquire_options acquire = MH_ACQUIRE_OPTIONS_INIT;
   acquire.wait = timeout.has_value() ? 1 : 0;
   if (acquire.wait == 1) acquire.deadline_ms = Milliseconds(until - absl::Now());
@@ -76,6 +77,8 @@ Outcome<std::vector<LeasedFile>> WorkerLease::Files() const {
   std::vector<LeasedFile> files;
   const size_t count = mh_file_count(handle_.get());
   for (size_t i = 0; i < count; ++i) {
+    // The library asks while it waits; there may be many short waits.
+    if ((*interrupted_)()) return Exit{ExitCode::kInterrupted, ""};
     mh_error error{};
     mh_file_view view = MH_FILE_VIEW_INIT;
     view.error = &error;

@@ -1,4 +1,5 @@
 """A program under modelctl exec while things happen: swaps, signals, deaths, children."""
+import fcntl
 import json
 import os
 import pathlib
@@ -8,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import threading
 import time
 
@@ -83,6 +85,54 @@ class Life(engine_case.Case):
         self.assertEqual(self.folders(), [])
         self.wait_leases(0)
 
+    def by_shell(self, line, *arguments, **more):
+        """modelctl as `ctl`, from a shell that has done something first."""
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", line.replace("ctl ", '"$0" --runtime-dir "$1" '), harness.PROGRAMS.ctl, self.daemon.runtime,
+             *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd="/",
+            env=harness.environment(), **more, **harness.as_user(harness.CLIENT))
+        self.addCleanup(process.communicate)
+        self.addCleanup(process.kill)
+        return process
+
+    def test_a_launcher_that_ignores_the_ends_of_its_children(self):
+        self.daemon_with("mapped", "planner")
+        self.serve("planner", 1)
+        for command, code in (["/bin/sh", "-c", "sleep 0.2; exit 7"], 7), (["/bin/grep", "SigIgn", "/proc/self/status"], 0):
+            process = subprocess.Popen(
+                [harness.PROGRAMS.ctl, "--runtime-dir", self.daemon.runtime, "exec", "planner", "--", *command],
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, cwd="/", env=harness.environment(),
+                preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN), **harness.as_user(harness.CLIENT))
+            self.addCleanup(process.communicate)
+            self.addCleanup(process.kill)
+            self.assertEqual(process.wait(harness.DEADLINE_S), code)
+        # The program is started as we were.
+        self.assertTrue(int(process.stdout.read().split()[1], 16) & 1 << (signal.SIGCHLD - 1))
+
+    def test_what_nohup_ignores_does_not_end_the_wait_for_a_version(self):
+        self.daemon_with("mapped", "planner")
+        process = self.by_shell("trap '' HUP; exec ctl exec --timeout 60s planner -- /bin/echo ran")
+        wait_for("modelctl to wait", lambda: any(
+            row["pid"] == process.pid for row in self.json("clients")["items"]))
+        process.send_signal(signal.SIGHUP)
+        self.serve("planner", 1)
+        self.assertEqual(process.communicate(timeout=harness.DEADLINE_S), ("ran\n", ""))
+        self.assertEqual(process.returncode, 0)
+
+    def test_a_terminal_that_hangs_up_ends_the_program(self):
+        self.daemon_with("mapped", "planner")
+        self.serve("planner", 1)
+        ours, its = os.openpty()
+        # As `ssh -t robot modelctl exec ...`: modelctl leads the session of the terminal.
+        process = self.by_shell("exec ctl exec planner -- /bin/sleep 600", start_new_session=True, pass_fds=[its],
+                                preexec_fn=lambda: fcntl.ioctl(its, termios.TIOCSCTTY, 0))
+        os.close(its)
+        wait_for("the program", lambda: (pathlib.Path(
+            f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()))
+        os.close(ours)
+        self.assertEqual(process.wait(harness.DEADLINE_S), 128 + signal.SIGHUP)
+        self.wait_leases(0)
+
     def test_a_program_that_is_killed_is_reported_as_a_shell_does(self):
         running = self.begin()
         os.kill(running.engine_pid, signal.SIGKILL)
@@ -155,7 +205,10 @@ class Life(engine_case.Case):
                     continue
                 if ready not in other:
                     continue
-                frame, fds, _, _ = socket.recv_fds(ready, 1 << 17, 64)
+                try:
+                    frame, fds, _, _ = socket.recv_fds(ready, 1 << 17, 64)
+                except ConnectionResetError:
+                    frame, fds = b"", []
                 if not frame:
                     for end in (other.pop(other[ready]), other.pop(ready)):
                         end.close()

@@ -44,24 +44,26 @@ class Llama(engine_case.Case):
         self.assertEqual(self.exec("chat", self.run_model("{" + first.name + "}")), expected)
 
     def test_two_engines_map_one_copy_and_a_swap_touches_neither(self):
-        self.daemon_with("sealed", "chat")
-        size = self.serve_llama(1, width=512, hidden=2048, blocks=2, heads=8).stat().st_size
-        command = self.run_model("{chat.gguf}", "--wait")
-        running = [self.start("chat", command) for _ in range(2)]
-        pids = [program.engine_pid for program in running]
-        memory = engine_case.shared_memory([self.daemon.process.pid, *pids], "memfd:modelhost:chat.gguf")
-        print(f"2 engines and the daemon have {memory['rss']} bytes resident of a file of {size}, "
-              f"PSS {memory['pss'] / size:.2f} x", end=" ", flush=True)
-        for rss in memory["rss"][1:]:
-            self.assertGreater(rss, 0.9 * size, "each has the weights mapped")
-        self.assertLess(memory["pss"], 1.05 * size + (1 << 20))
-        self.serve_llama(2, width=512, hidden=2048, blocks=2, heads=8)
-        newer = self.start("chat", command)
-        self.assertNotEqual(newer.answer["tokens"], running[0].answer["tokens"])
-        self.assertEqual(running[0].answer, running[1].answer)
-        self.assertEqual(sorted(row["version"] for row in self.json("leases")["items"]), [1, 1, 2])
-        # What runs goes on with what it has, and says the same.
-        self.assertEqual(running[0].ask("again"), running[0].answer)
-        for program in [*running, newer]:
-            self.assertEqual(program.end(), 0)
-        self.wait_leases(0)
+        for residency in engine_case.KINDS:
+            with self.subTest(residency=residency):
+                self.daemon_with(residency, "chat")
+                size = self.serve_llama(1, width=512, hidden=2048, blocks=2, heads=8).stat().st_size
+                command = self.run_model("{chat.gguf}", "--wait")
+                running = [self.start("chat", command) for _ in range(2)]
+                pids = [program.engine_pid for program in running]
+                memory = engine_case.shared_memory([self.daemon.process.pid, *pids], "chat.gguf")
+                print(f"2 engines and the daemon have {memory['rss']} bytes resident of a file of {size}, "
+                      f"PSS {memory['pss'] / size:.2f} x", end=" ", flush=True)
+                for rss in memory["rss"][1:]:
+                    self.assertGreater(rss, 0.9 * size, "each has the weights mapped")
+                self.assertLess(memory["pss"], 1.05 * size + (1 << 20))
+                self.serve_llama(2, width=512, hidden=2048, blocks=2, heads=8)
+                newer = self.start("chat", command)
+                self.assertNotEqual(newer.answer["tokens"], running[0].answer["tokens"])
+                self.assertEqual(running[0].answer, running[1].answer)
+                self.assertEqual(sorted(row["version"] for row in self.json("leases")["items"]), [1, 1, 2])
+                # What runs goes on with what it has, and says the same.
+                self.assertEqual(running[0].ask("again"), running[0].answer)
+                for program in [*running, newer]:
+                    self.assertEqual(program.end(), 0)
+                self.wait_leases(0)

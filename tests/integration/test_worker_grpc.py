@@ -136,6 +136,15 @@ class Worker(GrpcCase):
                              f"  layer.0.weight I64 [8192]: {values(version)}\n")
             wait_for("the old lease to go", lambda: [
                 row["version"] for row in self.json("leases")["items"]] == [version])
+        # An operator takes its lease: it asks for another, and goes on following.
+        lease, = self.json("leases")["items"]
+        self.ctl("evict", lease["id"], "--yes")
+        self.assertEqual(process.stdout.readline(), "planner@2 generation 4: 4 tensors\n")
+        process.stdout.readline()
+        self.wait_leases(1)
+        self.ctl("swap", "planner", "--version", 1)
+        self.assertEqual(process.stdout.readline(), "planner@1 generation 5: 4 tensors\n")
+        process.stdout.readline()
         self.daemon.stop()
         self.assertRegex(process.stdout.readline(), "what is mapped stays good")
         process.wait(DEADLINE_S)

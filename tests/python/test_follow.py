@@ -169,6 +169,35 @@ class Follow(case.Case):
         asyncio.run(both())
         self.assertEqual(told, [2])
 
+    def test_a_wait_with_a_limit_waits_again_after_an_event(self):
+        self.two_versions()
+        client = self.connect()
+        handle = client.acquire("planner")
+
+        async def by_wait_for():  # Each makes a task of its own.
+            await asyncio.wait_for(client.changed(), 0.3)
+
+        async def by_timeout():
+            if not await client.changed(timeout=0.3):
+                raise asyncio.TimeoutError
+
+        async def look(wait):
+            await asyncio.get_running_loop().run_in_executor(None, self.swap, 3 - handle_version())
+            told = 0
+            with self.assertRaises(asyncio.TimeoutError):
+                while told < 20:  # A swap is a few events.
+                    await wait()
+                    told += 1
+            self.assertGreater(told, 0)
+
+        def handle_version():
+            return self.connect().acquire("planner").version
+
+        for wait in (by_wait_for, by_timeout):
+            with self.subTest(wait.__name__):
+                asyncio.run(look(wait))
+        self.assertTrue(handle.superseded)
+
     def test_what_came_before_the_first_wait_is_told(self):
         self.two_versions()
         client = self.connect()

@@ -4,6 +4,7 @@ import gc
 import os
 import pathlib
 import pickle
+import platform
 import random
 import sys
 import textwrap
@@ -294,8 +295,10 @@ class Lifetimes(case.Case):
         wait_for("no socket", lambda: harness.footprint(os.getpid())["fds"] <= before + 2)
 
     def test_dropping_the_last_view_does_not_unmap_in_the_thread_that_drops_it(self):
+        if platform.machine() not in ("x86_64", "aarch64"):
+            self.skipTest(f"the number of munmap on {platform.machine()}")
         self.script("""
-            import ctypes, os, platform, struct, time
+            import ctypes, platform, struct, time
             tensor = modelhost.connect(runtime).acquire("planner")["of.F32"]
             assert tensor.view_bytes()[0] is not None
             (files,) = {line.split()[5] for line in open("/proc/self/maps") if "model.safetensors" in line}

@@ -1,6 +1,7 @@
 """torch tensors and modules on shared weights."""
 import pathlib
 import sys
+import threading
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import case  # noqa: E402
@@ -311,18 +312,59 @@ class Torch(case.Case):
         with self.assertRaisesRegex(self.modelhost.InvalidArgument, r"0\.weight.*lazy"):
             modelhost.torch.load_into(lazy, handle)
 
+    def test_eight_processes_have_one_copy_of_the_weights(self):
+        size = 16 << 20
+        self.serve_tensors("planner", 1, {f"w{i}": ("U8", [size // 8], bytes([i]) * (size // 8)) for i in range(8)})
+        code = """
+            import modelhost.torch
+            client = modelhost.connect(runtime)
+            state = client.acquire("planner").torch()
+            assert sum(int(tensor.view(-1)[::512].sum()) for tensor in state.values()) > 0  # Every page.
+            print("there", flush=True)
+            input()
+        """
+        runs = []
+        there, counted = threading.Barrier(9), threading.Event()
+        for _ in range(8):
+            def hold():
+                there.wait(harness.DEADLINE_S)
+                counted.wait(harness.DEADLINE_S)
+            runs.append(threading.Thread(target=self.script, args=(code,), kwargs={"when": {"there": hold}}))
+        for run in runs:
+            run.start()
+        try:
+            there.wait(4 * harness.DEADLINE_S)
+            pids = [row["pid"] for row in self.json("clients")["items"] if row["leases"]]
+            self.assertEqual(len(pids), 8)
+            total = 0
+            for pid in pids:
+                mine, inside = 0, False
+                for line in pathlib.Path(f"/proc/{pid}/smaps").read_text().splitlines():
+                    name = line.split()[0]
+                    if not name.endswith(":"):
+                        inside = "model.safetensors" in line
+                    elif inside and name == "Pss:":
+                        mine += int(line.split()[1]) * 1024
+                self.assertGreater(mine, 0)
+                total += mine
+            self.assertLess(total, 1.05 * size)
+        finally:
+            counted.set()
+            for run in runs:
+                run.join()
+
     def test_names_that_a_prefix_would_make_fit_are_said(self):
         import modelhost.torch
         nn = self.torch.nn
         inner = self.serve_module(self.net(), 1)
         whole = self.serve_module(nn.ModuleDict({"model": nn.ModuleDict({"net": self.net()})}), 2)
-        other = self.serve_module(self.net(), 3, names={"2.bias": "3.bias"})
+        other = self.serve_module(self.net(), 3, names={"2.bias": "bias"})  # The rest fits.
         for module, handle, expected in [
                 (nn.ModuleDict({"model": nn.ModuleDict({"net": self.net()})}), inner,
                  r"\(the model's names are those of the submodule model\.net: load into that\)$"),
                 (self.net(), whole, r"\(the model has all of these after 'model\.net\.': load into a module that has "
                                     r"this one as its model\.net\)$"),
-                (self.net(), other, r"3\.bias: not in the module$")]:
+                (self.net(), other, r"bias: not in the module$")]:
             with self.assertRaisesRegex(self.modelhost.InvalidArgument, expected):
                 modelhost.torch.load_into(module, handle)
 
@@ -395,10 +437,15 @@ class Torch(case.Case):
         folder = self.folder / "pt"
         folder.mkdir()
         base = torch.arange(24, dtype=torch.float32).reshape(4, 6)
-        torch.save({"w": base.t(), "v": base[:, ::2]}, folder / "model.pt")
+        wide = torch.arange(6, dtype=torch.float64).to(torch.complex128).reshape(2, 3).t()
+        torch.save({"w": base.t(), "v": base[:, ::2], "c": wide}, folder / "model.pt")
         self.serve("strided", 1, folder=folder)
         handle = self.connect().acquire("strided")
         made = handle.torch()
+        bits = handle["c"].numpy(raw=True)  # No integers have 16 bytes.
+        self.assertEqual((bits.dtype.str, bits.shape), ("|u1", (3, 2, 16)))
+        self.assertEqual(bits.tobytes(), wide.contiguous().numpy().tobytes())
+        self.assertTrue(torch.equal(made["c"], wide))
         for name, expected in (("w", base.t()), ("v", base[:, ::2])):
             with self.subTest(name):
                 self.assertFalse(handle[name].contiguous)

@@ -154,13 +154,16 @@ class Client:
         """Makes fileno() unreadable until the next change."""
         self._native.clear_events()
 
-    async def changed(self) -> None:
-        """Waits, in asyncio, until something changed, and clears it; see fileno(). It may return
-        with no change. Tasks of several event loops may wait.
+    async def changed(self, timeout: Optional[float] = None) -> bool:
+        """Waits, in asyncio, until something changed, and clears it; see fileno(). True, also where
+        nothing has changed after all; False after `timeout` seconds. Tasks of several event loops may
+        wait: each is told of what happened since its last call. (asyncio.wait_for makes a new task of
+        every call, which is told of what happened since the last one of any task of its loop; so use
+        `timeout` where several tasks wait.)
 
         Raises FailedPrecondition when the client is closed, also meanwhile; as fileno().
         """
-        await self._waiters.wait()
+        return await self._waiters.wait(timeout)
 
     def close(self) -> None:
         """Ends the session and all its leases. Views stay good; what needs the daemon raises

@@ -2,7 +2,7 @@
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING, Dict, List, Protocol
+from typing import TYPE_CHECKING, Dict, List, Optional, Protocol
 
 from ._errors import FailedPrecondition, ResourceExhausted
 
@@ -42,11 +42,12 @@ class Waiters:
         self._lock = threading.Lock()  # Held for short work, never while calling anything else.
         self._loops: "Dict[asyncio.AbstractEventLoop, _Loop]" = {}
         # How often there was an event, and the last that each task knows of. What came while a task
-        # did not wait has been taken from the descriptor by others.
+        # did not wait has been taken from the descriptor by others. A task that is new, as each
+        # asyncio.wait_for makes one, knows what its loop does: else it would never wait again.
         self._count = 0
-        self._known: "weakref.WeakKeyDictionary[asyncio.Task[object], int]" = weakref.WeakKeyDictionary()
+        self._known: "weakref.WeakKeyDictionary[object, int]" = weakref.WeakKeyDictionary()
 
-    async def wait(self) -> None:
+    async def wait(self, timeout: Optional[float]) -> bool:
         import asyncio
         loop = asyncio.get_running_loop()
         self._drop_dead_loops()
@@ -66,15 +67,21 @@ class Waiters:
         task = asyncio.current_task()
         try:
             with self._lock:
-                missed = task is not None and self._known.get(task, 0) != self._count
+                known = self._known.get(loop, 0)
+                missed = (known if task is None else self._known.get(task, known)) != self._count
             if self._source.closed:  # Since event_fd().
                 self._finish(loop)
             elif missed:
                 future.set_result(None)
-            await future
+            await asyncio.wait((future,), timeout=timeout)
+            if not future.done():
+                return False
+            future.result()
+            return True
         finally:
-            if task is not None:
-                with self._lock:
+            with self._lock:
+                self._known[loop] = self._count
+                if task is not None:
                     self._known[task] = self._count
             waiting.futures.remove(future)
             if not waiting.futures and self._loops.get(loop) is waiting:

@@ -32,6 +32,9 @@ def _raw(tensor: Tensor) -> "numpy.typing.NDArray[Any]":
         return numpy.lib.stride_tricks.as_strided(
             flat[:tensor.nbytes // size * size].view(f"<u{size}"), tensor.shape, strides,
             writeable=False)
+    if size:  # No such integers: their bytes are a last axis.
+        return numpy.lib.stride_tricks.as_strided(
+            flat, (*tensor.shape, size), (*(stride * size for stride in tensor.strides), 1), writeable=False)
     return flat.reshape(_rows(tensor))
 
 

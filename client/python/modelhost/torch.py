@@ -319,9 +319,10 @@ def load_into(module: torch.nn.Module, handle: "Handle", *, component: Optional[
         wrong += [f"{name}: a non-persistent buffer on device meta, which no model has (fill it before)"
                   for name in unfilled]
     if wrong:
+        hint = _prefix_hint(missing, unexpected) if strict and not chosen else ""
         shown = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
         raise InvalidArgument(f"{handle.model}@{handle.version} does not fit "
-                              f"{type(module).__name__}: {shown}{_prefix_hint(missing, unexpected)}")
+                              f"{type(module).__name__}: {shown}{hint}")
     # All that can fail for want of memory comes before the first change.
     assignments = [each for slots, key in chosen
                    for each in _values(slots, found[key], copy, share_buffers, requires_grad)]

@@ -328,8 +328,9 @@ void BindTensor(py::module_& module) {
           },
           py::kw_only(), py::arg("raw") = false,
           "A read-only array on the same memory.\n\n"
-          "raw: the bits, as unsigned integers of the element's size; rows of bytes for block "
-          "types.\n\n"
+          "raw: the bits, as unsigned integers of the element's size (C128: 16 bytes as a last "
+          "axis); "
+          "rows of bytes for block types.\n\n"
           "Raises TypeError for types that numpy does not have, FailedPrecondition for a tensor "
           "that cannot be mapped.")
       .def(
