@@ -98,6 +98,16 @@ class Types(unittest.TestCase):
         stub = ast.parse((SOURCES / "modelhost" / "_native.pyi").read_text())
         classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
         ignored = {"__buffer__"}  # Of Python 3.12.
+
+        def parameters(function):
+            """(name, whether by name alone, whether it has a default) of each but self."""
+            given = function.args
+            places = [*given.posonlyargs, *given.args]
+            plain = len(places) - len(given.defaults)
+            return [(each.arg, False, i >= plain) for i, each in enumerate(places)][1:] + [
+                (each.arg, True, default is not None) for each, default in zip(given.kwonlyargs, given.kw_defaults)]
+
+        compared = 0
         for name, node in classes.items():
             made = getattr(_native, name)
             promised = {item.name for item in node.body if isinstance(item, ast.FunctionDef)} - ignored
@@ -105,6 +115,25 @@ class Types(unittest.TestCase):
             with self.subTest(name):
                 self.assertEqual({each for each in promised if not hasattr(made, each)}, set())
                 self.assertEqual(there - promised, set())
+            for item in node.body:
+                decorated = isinstance(item, ast.FunctionDef) and item.decorator_list
+                if not isinstance(item, ast.FunctionDef) or decorated or item.name in ignored:
+                    continue
+                # What pybind11 has said of itself: one signature, unless it is overloaded.
+                line = (getattr(made, item.name).__doc__ or "").partition("\n")[0]
+                if not line.startswith(item.name + "("):
+                    continue
+                with self.subTest(f"{name}.{item.name}"):
+                    real, = ast.parse(f"def {line}: ...").body
+                    has = parameters(real)
+                    # What has no name there is given by its place, whatever the stub calls it.
+                    said = [("arg" if each[0].startswith("arg") else one[0], *one[1:])
+                            for one, each in zip(parameters(item), has)]
+                    self.assertEqual(said, [("arg" if each[0].startswith("arg") else each[0], *each[1:])
+                                            for each in has])
+                    self.assertEqual(len(parameters(item)), len(has))
+                    compared += 1
+        self.assertGreater(compared, 20)
         public = {name for name in vars(_native) if not name.startswith("__")}
         functions = {node.name for node in stub.body if isinstance(node, ast.FunctionDef)}
         self.assertEqual(public, set(classes) | functions)
