@@ -17,10 +17,12 @@ import fcntl
 import mmap
 import os
 import queue
+import random
 import socket
 import struct
 import sys
 import threading
+import time
 
 import grpc
 
@@ -194,6 +196,19 @@ class Session:
         self._requests.put(None)  # Half-closes the stream: the leases end.
 
 
+def index_pages(stub, ref, patience=60.0):
+    """The pages of an index; again while too many processes of this user read theirs."""
+    until, pause = time.monotonic() + patience, 0.05
+    while True:
+        try:
+            return list(stub.GetIndex(worker_pb2.GetIndexRequest(ref=ref), timeout=60))
+        except grpc.RpcError as error:
+            if error.code() != grpc.StatusCode.RESOURCE_EXHAUSTED or time.monotonic() > until:
+                raise
+        time.sleep(pause * random.uniform(0.5, 1.5))
+        pause = min(2 * pause, 2.0)
+
+
 class Model:
     """One version, mapped. Its lease is the session's; its bytes stay while this lives."""
 
@@ -202,11 +217,18 @@ class Model:
         index_fd, regions = handles.redeem(grant.ticket)
         os.close(index_fd)  # The same index as flat tables; this worker takes the pages.
         self.regions = {number: map_region(*region) for number, region in regions.items()}
-        self.tensors, self.files = {}, {}
+        self.components, self.tensors, self.files = [], {}, {}
         ref = worker_pb2.WorkerRef(model=grant.model, version=grant.version, digest=grant.digest)
-        for page in stub.GetIndex(worker_pb2.GetIndexRequest(ref=ref), timeout=60):
-            self.tensors.update((tensor.name, tensor) for tensor in page.tensors)
+        for page in index_pages(stub, ref):
+            self.components += page.components  # All of them come before the first tensor.
+            self.tensors.update((self.key(tensor), tensor) for tensor in page.tensors)
             self.files.update((file.path, file) for file in page.files)
+
+    def key(self, tensor):
+        """Names are unique within a component: of several, it stands before the name."""
+        if len(self.components) == 1:
+            return tensor.name
+        return f"{self.components[tensor.component].name}/{tensor.name}"
 
     def tensor(self, name):
         """The bytes of a tensor, as a view of its values where Python knows the type."""
@@ -215,6 +237,15 @@ class Model:
             raise ValueError(f"{name}: {entry.reason}")
         view = memoryview(self.regions[entry.region])[entry.offset:entry.offset + entry.nbytes]
         return view.cast(FORMATS[entry.dtype]) if entry.dtype in FORMATS else view
+
+
+def attach(stub, handles, session, ref, timeout):
+    grant = session.acquire(ref, timeout)
+    try:
+        return Model(stub, handles, grant)
+    except BaseException:
+        session.release(grant.lease)
+        raise
 
 
 def parse_ref(text):
@@ -249,12 +280,12 @@ def follow(stub, handles, session, model, ref, name, timeout):
         event = session.event()
         moved, lease = event.HasField("generation_changed"), model.grant.lease
         if moved and event.generation_changed.version == 0:
-            print("  the label was removed; going on with what is mapped", flush=True)
+            print("  no version to move to; going on with what is mapped", flush=True)
         elif moved or (event.HasField("evicted") and event.evicted.lease == lease):
             # First the new one, then the old one goes: there is always a model to work with. Events
             # are of labels that a lease is held of, so without one there is nothing to wait for.
             try:
-                newer = Model(stub, handles, session.acquire(ref, timeout))
+                newer = attach(stub, handles, session, ref, timeout)
             except Refused as refusal:
                 if not moved:
                     raise
@@ -284,7 +315,7 @@ def main():
         stub = worker_pb2_grpc.WorkerStub(channel)
         session = Session(stub)
         handles = Handles(f"{place}/handles.sock")
-        model = Model(stub, handles, session.acquire(ref, arguments.timeout))
+        model = attach(stub, handles, session, ref, arguments.timeout)
         show(model, arguments.tensor)
         if arguments.follow:
             follow(stub, handles, session, model, ref, arguments.tensor, arguments.timeout)

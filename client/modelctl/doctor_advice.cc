@@ -30,6 +30,7 @@ constexpr std::array<TroubleText, static_cast<size_t>(Trouble::kCount)> kTrouble
      "not"},
     {"control.sock", Verdict::kWarn, "start modelhostd, or give --runtime-dir"},
     {"control.sock", Verdict::kFail, "join the group that the socket belongs to, and log in anew"},
+    {"control.sock", Verdict::kFail, "join one of the daemon's read_groups, and log in anew"},
     {"control.sock", Verdict::kFail, "see the daemon's log"},
     {"handles.sock", Verdict::kFail, "give --runtime-dir"},
     {"handles.sock", Verdict::kWarn, "start modelhostd"},

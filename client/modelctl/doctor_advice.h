@@ -24,6 +24,7 @@ enum class Trouble : size_t {
   kSmallFolios,
   kNoDaemon,
   kNoRightToCommand,
+  kNoRightToRead,
   kNoAnswer,
   kNoHandlesPath,
   kHandlesDown,

@@ -34,7 +34,8 @@ bool LooksLikeFile(absl::string_view text) {
   return text.find('.') != absl::string_view::npos && std::all_of(text.begin(), text.end(), good);
 }
 
-// Calls `brace(content)` for each {...}; it returns the replacement, or nullopt to leave it.
+// Calls `brace(content)` for each {...}; it returns the replacement, or nullopt to leave it. What
+// would be looked up is left as it is in doubled braces, which become single ones.
 template <typename OnBrace>
 std::string Replace(absl::string_view text, OnBrace brace) {
   std::string out;
@@ -42,6 +43,13 @@ std::string Replace(absl::string_view text, OnBrace brace) {
     const size_t open = text.find('{');
     const size_t close = open == absl::string_view::npos ? open : text.find('}', open);
     if (close == absl::string_view::npos) return absl::StrCat(out, text);
+    const absl::string_view inner = text.substr(open + 2, close - std::min(close, open + 2));
+    if (text[open + 1] == '{' && text.substr(close, 2) == "}}" &&
+        (inner.empty() || LooksLikeFile(inner))) {
+      absl::StrAppend(&out, text.substr(0, open), "{", inner, "}");
+      text.remove_prefix(close + 2);
+      continue;
+    }
     const std::optional<std::string> with = brace(text.substr(open + 1, close - open - 1));
     // Left braces may hold others: go on behind the opening one.
     const size_t next = with.has_value() ? close + 1 : open + 1;

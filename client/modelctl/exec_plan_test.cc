@@ -39,6 +39,17 @@ TEST(SubstituteTest, OtherBracesAreLeftAlone) {
   EXPECT_EQ(*out, arguments);
 }
 
+TEST(SubstituteTest, DoubledBracesAreTheProgramsOwn) {
+  const auto out = Substitute({R"({"options": {{}}, "at": "{model.gguf}"})", "f'{{a.shape}}'",
+                               "{{x}}", "{{}", "{}}", "{{model.gguf}}{}", "{{ name }}"},
+                              Files(), "/d", false);
+  ASSERT_TRUE(out.ok()) << out.exit().error;
+  EXPECT_EQ(*out,
+            (std::vector<std::string>{R"({"options": {}, "at": "/d/model.gguf"})", "f'{a.shape}'",
+                                      "{{x}}", "{/d", "/d}", "{model.gguf}/d", "{{ name }}"}));
+  EXPECT_FALSE(NeedsFolder({"{{}}", "{{model.gguf}}"}, Files(), false));
+}
+
 TEST(SubstituteTest, AFileInsideOtherBracesIsReplaced) {
   const auto out = Substitute({R"({"path": "{model.gguf}"})"}, Files(), "/d", false);
   ASSERT_TRUE(out.ok());

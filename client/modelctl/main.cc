@@ -1,4 +1,5 @@
 // modelctl: what an operator types. Parses, runs one verb, and ends by the rules of exit_code.h.
+#include <grpc/support/log.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -49,7 +50,7 @@ int main(int argc, char** argv) {
   // Before any thread. A closed pipe is an error code of write, and gRPC's own log lines would
   // break the promise of one error line.
   std::signal(SIGPIPE, SIG_IGN);
-  ::setenv("GRPC_VERBOSITY", "NONE", 0);
+  if (std::getenv("GRPC_VERBOSITY") == nullptr) gpr_set_log_function([](gpr_log_func_args*) {});
   // Verbs that follow an operation block it and ask; the others have nothing to put in order.
   if (std::signal(SIGINT, [](int) { ::_exit(130); }) == SIG_IGN) std::signal(SIGINT, SIG_IGN);
   try {

@@ -29,19 +29,21 @@ Check CheckControl(Context& context, DaemonStatus& daemon) {
   auto status =
       context.Call("status", &v1::Control::StubInterface::GetStatus, v1::GetStatusRequest());
   if (!status.ok()) {
-    return Found(Trouble::kNoAnswer, status.exit().error);
+    return status.exit().code == ExitCode::kPermission
+               ? Found(Trouble::kNoRightToRead, WithoutAdvice(status.exit().error))
+               : Found(Trouble::kNoAnswer, status.exit().error);
   }
   daemon = *std::move(status);
   const auto sockets = context.sockets();
   return Fine("control.sock", sockets.ok() ? sockets->control : "");
 }
 
-Check CheckHandles(Context& context, const DaemonStatus& daemon) {
+Check CheckHandles(Context& context, bool daemon_there) {
   const auto sockets = context.sockets();
   if (!sockets.ok()) return Found(Trouble::kNoHandlesPath, sockets.exit().error);
   const auto connected = ConnectHandles(sockets->handles);
   if (connected.ok()) return Fine("handles.sock", sockets->handles);
-  return Found(daemon.has_value() ? Trouble::kHandlesBroken : Trouble::kHandlesDown,
+  return Found(daemon_there ? Trouble::kHandlesBroken : Trouble::kHandlesDown,
                connected.exit().error);
 }
 
@@ -65,13 +67,20 @@ Check CheckDaemon(const v1::GetStatusResponse& status) {
   return Fine("daemon", absl::StrCat(finding, ", ready"));
 }
 
-// The store that a daemon of this user would have.
+// The store of the daemon that is or was here: the packaged one's, or what a daemon of this user
+// would have.
 std::string LikelyStore() {
+  if (::getuid() == 0 && ::access(kSystemStore, F_OK) == 0) return kSystemStore;
   const char* data = std::getenv("XDG_DATA_HOME");
   const char* home = std::getenv("HOME");
-  if (data != nullptr && *data == '/') return absl::StrCat(data, "/modelhost/store");
-  if (home != nullptr && *home == '/') return absl::StrCat(home, "/.local/share/modelhost/store");
-  return kSystemStore;
+  std::string own;
+  if (data != nullptr && *data == '/')
+    own = absl::StrCat(data, "/modelhost/store");
+  else if (home != nullptr && *home == '/')
+    own = absl::StrCat(home, "/.local/share/modelhost/store");
+  const bool system =
+      own.empty() || (::access(own.c_str(), F_OK) != 0 && ::access(kSystemStore, F_OK) == 0);
+  return system ? kSystemStore : own;
 }
 
 // `path`, or the folder above it that exists.
@@ -89,6 +98,7 @@ Exit Doctor(Context& context) {
   DaemonStatus daemon;
   std::vector<Check> checks;
   const Check control = CheckControl(context, daemon);
+  const bool forbidden = control.advice == TextOf(Trouble::kNoRightToRead).advice;
   const std::string store = daemon.has_value() ? daemon->store() : LikelyStore();
   checks.push_back(CheckKernel());
   checks.push_back(CheckPopulate());
@@ -98,7 +108,7 @@ Exit Doctor(Context& context) {
   checks.push_back(CheckShmemHugePages());
   checks.push_back(CheckFolios(Nearest(store)));
   checks.push_back(control);
-  checks.push_back(CheckHandles(context, daemon));
+  checks.push_back(CheckHandles(context, daemon.has_value() || forbidden));
   if (daemon.has_value()) checks.push_back(CheckDaemon(*daemon));
   checks.push_back(CheckDisk(store));
   for (Check& check : CheckGpus(daemon)) checks.push_back(std::move(check));

@@ -167,9 +167,10 @@ int Supervise(pid_t pid, const HeldSignals& signals) {
     if (ended == pid && WIFSIGNALED(status)) return 128 + WTERMSIG(status);
     if (ended < 0 && errno != EINTR) return 1;
     const siginfo_t info = signals.Wait();
-    // What the terminal sends, it has sent to the command too; but that it hangs up, to the leader
-    // of its session alone.
-    const bool for_us_alone = info.si_signo == SIGHUP && ::getsid(0) == ::getpid();
+    // What the terminal sends, it has sent to the command too, unless that has a process group of
+    // its own (timeout, setsid); but that it hangs up, to the leader of its session alone.
+    const bool for_us_alone =
+        ::getpgid(pid) != ::getpgrp() || (info.si_signo == SIGHUP && ::getsid(0) == ::getpid());
     if (info.si_signo != SIGCHLD && (info.si_code != SI_KERNEL || for_us_alone)) {
       ::kill(pid, info.si_signo);
     }

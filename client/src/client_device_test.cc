@@ -78,7 +78,7 @@ TEST_F(DeviceTest, AStoreThroughADevicePointerFaults) {
         ::signal(SIGSEGV, SIG_DFL);  // A sanitizer has its own end for it.
         *static_cast<volatile float*>(const_cast<void*>(view.device_data)) = 1;
       },
-      DeviceEnvironment({{"FAKECUDA_DENY_IMPORT_RW", "1"}}));
+      DeviceEnvironment({{"FAKECUDA_DENY_IMPORT_RW", "1"}}), server_->Still());
   const int status = child.Wait();
   EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGSEGV) << status;
 }
@@ -438,7 +438,7 @@ TEST_F(DeviceTest, DeviceMemoryOutlivesTheDaemonAndIsDeclaredAgain) {
         EXPECT_EQ(TensorOf(handle.get(), 0).device_data, before);
         ExpectSameBytes(OwnCuda(), handle.get());
       },
-      DeviceEnvironment());
+      DeviceEnvironment(), server_->Still());
   ASSERT_EQ(Hear(child.socket()), 'a');
   server_->Stop();
   server_->Start();

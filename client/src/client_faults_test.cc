@@ -313,6 +313,23 @@ TEST_F(EndingTest, AnInterruptedCallIsCancelledAndTheClientGoesOn) {
   EXPECT_TRUE(FakeServer::Eventually([&] { return server_->leases() == 0; }));
 }
 
+TEST_F(EndingTest, WhatComesForOthersDoesNotPutOffTheQuestion) {
+  const ClientPtr client(Connect());
+  std::atomic<bool> stop = false;
+  std::thread other([&] {
+    while (!stop) {
+      mh_handle* handle = nullptr;
+      mh_acquire(client.get(), "planner@7", nullptr, &handle, nullptr);
+      mh_release(handle);
+    }
+  });
+  interrupter_.answer = 1;
+  HandlePtr handle;
+  EXPECT_EQ(Acquire(client, "planner@8", &handle, /*wait=*/true, 60'000), MH_CANCELLED);
+  stop = true;
+  other.join();
+}
+
 TEST_F(EndingTest, ConnectingToASilentOrMissingDaemonCanBeInterrupted) {
   interrupter_.answer = 1;
   Faults faults;

@@ -22,7 +22,7 @@ class RemapTest : public DeviceTest {
           LoadFakeDriver();
           if (!HasFatalFailure()) body();
         },
-        DeviceEnvironment(environment));
+        DeviceEnvironment(environment), server_->Still());
     while (const char what = Hear(child.socket())) {
       answer(what);
       Say(child.socket(), what);
@@ -52,12 +52,18 @@ class RemapTest : public DeviceTest {
     }
     return true;
   }
-  bool RemapsTo(const LivePtr& live, uint64_t version) {
-    return Until([&] {
-      const mh_handle* handle = nullptr;
-      return mh_live_remap(live.get(), &handle, &error_) == MH_OK &&
-             mh_handle_version(handle) == version;
-    });
+  ::testing::AssertionResult RemapsTo(const LivePtr& live, uint64_t version) {
+    if (Until([&] {
+          const mh_handle* handle = nullptr;
+          return mh_live_remap(live.get(), &handle, &error_) == MH_OK &&
+                 mh_handle_version(handle) == version;
+        })) {
+      return ::testing::AssertionSuccess();
+    }
+    mh_error status{};
+    mh_live_status(live.get(), &status);
+    return ::testing::AssertionFailure()
+           << "remap: " << error_.message << "; status: " << status.message;
   }
   bool RemapFailsWith(const LivePtr& live, mh_status status) {
     return Until([&] { return mh_live_remap(live.get(), nullptr, &error_) == status; });

@@ -205,8 +205,8 @@ void Session::EndCall() {
 }
 
 void Session::Await(Request& request, SteadyTime deadline) {
+  SteadyTime ask = NextAsk(deadline);  // Not put off by what comes for others.
   while (!request.done) {
-    const SteadyTime ask = NextAsk(deadline);
     if (!reading_ && connected()) {
       ReadOne(ReceiveWait::kUntilDeadline, ask);
     } else {
@@ -214,10 +214,16 @@ void Session::Await(Request& request, SteadyTime deadline) {
       changed_.WaitUntil(mutex_, ask);
       --sleepers_;
     }
-    if (!request.done && steady_clock::now() >= ask && AskInterrupted() && !request.done) {
-      Forget(request);
-      request.error = Interruption("");
-      return;
+    if (!request.done && steady_clock::now() >= ask) {
+      const bool interrupted = AskInterrupted();
+      ask = NextAsk(deadline);
+      // What was lost meanwhile would be tried again.
+      if (interrupted && (!request.done || request.lost)) {
+        if (!request.done) Forget(request);
+        request.lost = false;
+        request.error = Interruption("");
+        return;
+      }
     }
     if (!request.done && steady_clock::now() >= deadline) {
       Forget(request);

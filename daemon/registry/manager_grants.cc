@@ -116,9 +116,9 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
   std::vector<VersionRecord*> records;
   std::vector<const DeviceImage*> images;
   for (const AcquireRef& ref : refs) {
-    const auto key = ResolveRef(ref, near);
-    if (!key.ok()) return key.status();
-    if (!MayRead(Book(ref.model), holder->second.peer)) {
+    // Who may not have the model hears nothing of its labels.
+    const auto book = models.find(ref.model);
+    if (book != models.end() && !MayRead(book->second, holder->second.peer)) {
       Tell([&](Observer& observer) {
         observer.OnRefused(holder->second.peer, absl::StrCat("acquire ", ref.model),
                            RefusedFor::kNoRight);
@@ -128,6 +128,8 @@ absl::StatusOr<std::vector<Grant>> ModelManager::Impl::TryAcquire(SessionId sess
                        " is in none of the groups that may read it",
                        " (read_groups of the model, or of [access] when the model has none)"));
     }
+    const auto key = ResolveRef(ref, near);
+    if (!key.ok()) return key.status();
     VersionRecord* record = Find(*key);
     if (record == nullptr && !scanned) {
       return absl::FailedPreconditionError(absl::StrCat(

@@ -198,6 +198,57 @@ class Follow(case.Case):
                 asyncio.run(look(wait))
         self.assertTrue(handle.superseded)
 
+    def test_a_thread_that_clears_events_takes_none_from_tasks(self):
+        self.two_versions()
+        client = self.connect()
+        live = client.follow("planner")
+        fd = self.quiet(client)
+
+        async def wait():
+            task = asyncio.create_task(client.changed())
+            await asyncio.sleep(0)
+            # The loop looks at the descriptor only when the event has been cleared.
+            threading.Thread(target=self.swap, args=(2,)).start()
+            while not select.select([fd], [], [], harness.DEADLINE_S)[0]:
+                pass
+            client.clear_events()
+            await asyncio.wait_for(task, harness.DEADLINE_S)
+
+        asyncio.run(wait())
+        wait_for("the new version", lambda: live.adopt().version == 2)
+
+    def test_a_signal_handler_may_close_the_client_at_any_point_of_a_wait(self):
+        self.two_versions()
+        out = self.script("""
+            import asyncio, signal
+            client = modelhost.connect(runtime)
+            signal.signal(signal.SIGTERM, lambda *_: client.close())
+
+            class Struck:  # The signal comes when the lock has been taken.
+                def __init__(self, lock):
+                    self.lock, self.struck = lock, False
+
+                def __enter__(self):
+                    self.lock.acquire()
+                    if not self.struck:
+                        self.struck = True
+                        signal.raise_signal(signal.SIGTERM)
+
+                def __exit__(self, *_):
+                    self.lock.release()
+
+            client._waiters._lock = Struck(client._waiters._lock)
+
+            async def wait():
+                try:
+                    await client.changed(timeout=60)
+                except modelhost.FailedPrecondition:
+                    print("closed")
+
+            asyncio.run(wait())
+        """)
+        self.assertEqual(out.split(), ["closed"])
+
     def test_what_came_before_the_first_wait_is_told(self):
         self.two_versions()
         client = self.connect()

@@ -343,7 +343,8 @@ class Lifetimes(case.Case):
                 try:
                     assert bytes(tensor) == before
                     assert bytes(handle["of.I32"].view_bytes())
-                    for call in (lambda: client.acquire("planner"), lambda: handle.file("tokenizer.json")):
+                    for call in (lambda: client.acquire("planner"), lambda: handle.file("tokenizer.json"),
+                                 client.fileno):
                         try:
                             call()
                         except modelhost.FailedPrecondition as error:

@@ -210,7 +210,8 @@ MH_API mh_handle* mh_retain(const mh_handle* handle);
  * All views of the handle are dead then. NULL is allowed. */
 MH_API void mh_release(mh_handle* handle);
 /* The same without unmapping, which takes time where there are gigabytes: the library's thread does
- * that soon afterwards, and then gives the lease back. In a forked child it is mh_release. */
+ * that soon afterwards, and then gives the lease back. In a forked child, and for a handle that has
+ * memory of a GPU, it is mh_release: no other thread may call the driver while a process ends. */
 MH_API void mh_release_later(mh_handle* handle);
 
 MH_API const char* mh_handle_model(const mh_handle* handle);

@@ -152,12 +152,13 @@ class Client:
 
     def clear_events(self) -> None:
         """Makes fileno() unreadable until the next change."""
-        self._native.clear_events()
+        self._waiters.clear()
 
     async def changed(self, timeout: Optional[float] = None) -> bool:
         """Waits, in asyncio, until something changed, and clears it; see fileno(). True, also where
         nothing has changed after all; False after `timeout` seconds. Tasks of several event loops may
-        wait: each is told of what happened since its last call. (asyncio.wait_for makes a new task of
+        wait: each is told of what happened since its last call, the first time of what nobody has
+        cleared yet. (asyncio.wait_for makes a new task of
         every call, which is told of what happened since the last one of any task of its loop; so use
         `timeout` where several tasks wait.)
 

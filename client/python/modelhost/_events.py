@@ -1,5 +1,6 @@
 """The event descriptor of a client, for asyncio."""
 import os
+import select
 import threading
 import weakref
 from typing import TYPE_CHECKING, Dict, List, Optional, Protocol
@@ -39,7 +40,8 @@ class Waiters:
 
     def __init__(self, source: EventSource) -> None:
         self._source = source
-        self._lock = threading.Lock()  # Held for short work, never while calling anything else.
+        # Held for short work, never while waiting. A signal handler may close the client within it.
+        self._lock = threading.RLock()
         self._loops: "Dict[asyncio.AbstractEventLoop, _Loop]" = {}
         # How often there was an event, and the last that each task knows of. What came while a task
         # did not wait has been taken from the descriptor by others. A task that is new, as each
@@ -67,7 +69,7 @@ class Waiters:
         task = asyncio.current_task()
         try:
             with self._lock:
-                known = self._known.get(loop, 0)
+                known = self._known.get(loop, self._count)
                 missed = (known if task is None else self._known.get(task, known)) != self._count
             if self._source.closed:  # Since event_fd().
                 self._finish(loop)
@@ -86,6 +88,16 @@ class Waiters:
             waiting.futures.remove(future)
             if not waiting.futures and self._loops.get(loop) is waiting:
                 self._forget(loop, waiting)
+
+    def clear(self) -> None:
+        """From any thread. Who clears an event takes it from the loops: they are told."""
+        if self._source.closed:
+            self._source.clear_events()
+            return
+        there = select.poll()
+        there.register(self._source.event_fd(), select.POLLIN)
+        if there.poll(0):
+            self._wake()
 
     def wake_all(self) -> None:
         """From any thread."""

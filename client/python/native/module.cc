@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <cstdio>
 #include <string>
 #include <vector>
 
@@ -126,9 +127,20 @@ int EventFd(const SessionPtr& self) {
   });
   if (fd < 0) {
     CheckOpen(self);
+    // In a forked child it says so.
+    Wait([&](mh_error* error) {
+      mh_client_view view = MH_CLIENT_VIEW_INIT;
+      const mh_status status = mh_client_state(self->get(), &view);
+      if (status != MH_OK) {
+        error->status = status;
+        std::snprintf(
+            error->message, sizeof(error->message),
+            "events: the session is the parent's (connect again in the child after fork)");
+      }
+      return status;
+    });
     Raise(MH_RESOURCE_EXHAUSTED,
-          "events: no descriptor or thread can be had, or this is a forked child (raise "
-          "RLIMIT_NOFILE; connect again in the child)");
+          "events: no descriptor or thread can be had (raise RLIMIT_NOFILE)");
   }
   return fd;
 }

@@ -4,7 +4,8 @@
 //
 // The last of them, in whatever order they are freed, by any thread, with or without the GIL and
 // also after the interpreter has ended, gives the handle back and then disconnects: destructors
-// here touch nothing of Python, and wait for nothing: the library's thread unmaps. Thread-safe.
+// here touch nothing of Python, and wait for nothing: the library's thread unmaps (but for handles
+// with memory of a GPU). Thread-safe.
 #pragma once
 
 #include <atomic>

@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <optional>
+#include <string_view>
 
 #include "client/python/native/dlpack.h"
 #include "client/python/native/errors.h"
@@ -178,12 +179,20 @@ const void* Tensor::HostData() const {
 const void* Tensor::DeviceData() const {
   if (view_.device_data == nullptr) return nullptr;
   mh_tensor_view now = MH_TENSOR_VIEW_INIT;
+  const auto is_this = [&](mh_status status) {
+    return status == MH_OK && std::string_view(now.name) == view_.name &&
+           std::string_view(now.component) == view_.component;
+  };
   const std::string name = std::string(view_.component) + "/" + view_.name;
-  if (mh_tensor(held_->get(), view_.name, &now) != MH_OK &&
-      mh_tensor(held_->get(), name.c_str(), &now) != MH_OK) {
-    return nullptr;
+  if (is_this(mh_tensor(held_->get(), view_.name, &now)) ||
+      is_this(mh_tensor(held_->get(), name.c_str(), &now))) {
+    return now.device_data;
   }
-  return now.device_data;
+  // Another component has a tensor that is called as this one with its component.
+  for (size_t i = 0; i < mh_tensor_count(held_->get()); ++i) {
+    if (is_this(mh_tensor_at(held_->get(), i, &now))) return now.device_data;
+  }
+  return nullptr;
 }
 
 bool Tensor::OnDevice() const {

@@ -126,7 +126,7 @@ class DeviceTest : public ClientTest {
           LoadFakeDriver();
           if (!HasFatalFailure()) body();
         },
-        DeviceEnvironment(environment));
+        DeviceEnvironment(environment), server_->Still());
   }
 
   mh_status AcquireOn(const ClientPtr& client, const char* ref, uint32_t want, HandlePtr* handle,

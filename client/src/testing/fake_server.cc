@@ -175,17 +175,30 @@ void FakeServer::Stop() {
   Wake();
   thread_.join();
   const std::lock_guard lock(mutex_);
+  serving_ = false;
   listener_.Reset();
   peers_.clear();
   waiting_.clear();
   page_.reset();  // Clients keep their mapping of it.
 }
 
+std::unique_lock<std::mutex> FakeServer::Still() {
+  std::unique_lock lock(mutex_);
+  while (thread_.joinable() && !serving_) {
+    lock.unlock();
+    std::this_thread::yield();
+    lock.lock();
+  }
+  return lock;
+}
+
 void FakeServer::Serve() {
+  std::vector<pollfd> polls;  // What it allocates and frees, it does under the lock (Still).
   while (!stop_) {
-    std::vector<pollfd> polls;
     {
       const std::lock_guard lock(mutex_);
+      serving_ = true;
+      polls.clear();
       polls.push_back({listener_.get(), POLLIN, 0});
       polls.push_back({wake_.get(), POLLIN, 0});
       for (const auto& peer : peers_) polls.push_back({peer->socket.get(), POLLIN, 0});

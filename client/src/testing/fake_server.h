@@ -104,6 +104,10 @@ class FakeServer {
   // Sends an event frame to all subscribers.
   void SendEvent(abi::EventKind kind, uint64_t lease_id);
 
+  // While it is held, the server's thread waits or sleeps: for a fork, in whose child nobody gives
+  // back what other threads have locked (of an allocator's, say).
+  std::unique_lock<std::mutex> Still();
+
   size_t leases() const;
   size_t connections() const;
   uint64_t acquires() const;  // Answered so far, redeclarations left out.
@@ -188,6 +192,7 @@ class FakeServer {
   UniqueFd listener_;
   UniqueFd wake_;
   std::atomic<bool> stop_{false};
+  bool serving_ = false;  // The thread has come to its loop.
   std::thread thread_;
 };
 

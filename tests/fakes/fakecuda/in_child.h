@@ -12,6 +12,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -24,8 +25,10 @@ using Environment = std::map<std::string, std::string>;
 
 class Child {
  public:
-  // `body` gets its end of a SOCK_SEQPACKET pair. No driver may be loaded in this process.
-  explicit Child(const std::function<void(int socket)>& body, const Environment& environment = {}) {
+  // `body` gets its end of a SOCK_SEQPACKET pair. No driver may be loaded in this process. `held`
+  // is held across the fork: what keeps other threads from being within an allocator then.
+  explicit Child(const std::function<void(int socket)>& body, const Environment& environment = {},
+                 std::unique_lock<std::mutex> held = {}) {
     int pair[2];
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) std::abort();
     const pid_t parent = ::getpid();
@@ -41,6 +44,7 @@ class Child {
       std::fflush(nullptr);
       std::_Exit(::testing::Test::HasFailure() ? 1 : 0);
     }
+    if (held.owns_lock()) held.unlock();
     ::close(pair[1]);
     socket_ = pair[0];
   }
@@ -72,8 +76,9 @@ class Child {
   int socket_ = -1;
 };
 
-inline void InChild(const std::function<void()>& body, const Environment& environment = {}) {
-  Child([&](int) { body(); }, environment).ExpectGood();
+inline void InChild(const std::function<void()>& body, const Environment& environment = {},
+                    std::unique_lock<std::mutex> held = {}) {
+  Child([&](int) { body(); }, environment, std::move(held)).ExpectGood();
 }
 
 // One byte, perhaps with a descriptor.
