@@ -158,9 +158,8 @@ class Client:
         """Waits, in asyncio, until something changed, and clears it; see fileno(). True, also where
         nothing has changed after all; False after `timeout` seconds. Tasks of several event loops may
         wait: each is told of what happened since its last call, the first time of what nobody has
-        cleared yet. (asyncio.wait_for makes a new task of
-        every call, which is told of what happened since the last one of any task of its loop; so use
-        `timeout` where several tasks wait.)
+        cleared yet. (asyncio.wait_for makes a new task of every call, which is told of what happened
+        since the last one of any task of its loop; so use `timeout` where several tasks wait.)
 
         Raises FailedPrecondition when the client is closed, also meanwhile; as fileno().
         """
