@@ -133,6 +133,31 @@ class Life(engine_case.Case):
         self.assertEqual(process.wait(harness.DEADLINE_S), 128 + signal.SIGHUP)
         self.wait_leases(0)
 
+    def test_the_terminals_ctrl_c_reaches_a_program_of_a_group_of_its_own(self):
+        self.daemon_with("mapped", "planner")
+        self.serve("planner", 1)
+        ours, its = os.openpty()
+        self.addCleanup(os.close, ours)
+        process = self.by_shell("exec ctl exec planner -- /usr/bin/setsid /bin/sleep 600", start_new_session=True,
+                                pass_fds=[its], preexec_fn=lambda: fcntl.ioctl(its, termios.TIOCSCTTY, 0))
+        os.close(its)
+        children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+
+        def asleep():
+            pids = children.read_text().split()
+            return pids and pathlib.Path(f"/proc/{pids[0]}/comm").read_text() == "sleep\n"
+
+        wait_for("the program", asleep)
+        os.write(ours, b"\x03")
+        self.assertEqual(process.wait(harness.DEADLINE_S), 128 + signal.SIGINT)
+
+    def test_the_program_has_the_environment_that_modelctl_was_given(self):
+        self.daemon_with("mapped", "planner")
+        self.serve("planner", 1)
+        environment = harness.environment(PLAN="b")
+        out = self.daemon.ctl("exec", "planner", "--", "/usr/bin/env", user=harness.CLIENT, env={"PLAN": "b"}).out
+        self.assertEqual(sorted(out.splitlines()), sorted(f"{name}={value}" for name, value in environment.items()))
+
     def test_a_program_that_is_killed_is_reported_as_a_shell_does(self):
         running = self.begin()
         os.kill(running.engine_pid, signal.SIGKILL)

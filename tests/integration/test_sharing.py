@@ -129,6 +129,10 @@ class Sharing(Case):
         self.assertEqual(guest.ok("seeds")["seeds"], [1])
         answer = guest.call("acquire", ref="detector", key="b")
         self.assertEqual(answer["status"], "PERMISSION_DENIED", answer)
+        # Who may not read hears nothing of its labels.
+        answer = guest.call("acquire", ref="detector:stabel", key="b")
+        self.assertEqual(answer["status"], "PERMISSION_DENIED", answer)
+        self.assertNotIn("stable", answer["message"])
         reader = self.client()
         reader.ok("acquire", ref="detector")
         answer = reader.call("acquire", ref="planner", key="b")
@@ -145,6 +149,11 @@ class Sharing(Case):
         self.ctl("unload", "planner@1", user=GUEST, expect=EXIT_PERMISSION)
         self.assertEqual(len(self.json("ls")["items"]), 2)
         self.ctl("status", user=STRANGER, expect=EXIT_PERMISSION)
+        # The daemon is there: what is missing is a group, and no restart brings that.
+        found = self.daemon.ctl("doctor", user=STRANGER).out
+        self.assertIn("join one of the daemon's read_groups", found)
+        self.assertNotIn("start modelhostd", found)
+        self.assertNotIn("see the daemon's log", found.replace("clients cannot attach: see the daemon's log", ""))
 
     def test_exec_gives_an_unmodified_program_the_files(self):
         self.serve("planner", 1)

@@ -150,6 +150,22 @@ class Worker(GrpcCase):
         process.wait(DEADLINE_S)
         self.assertIn("error: UNAVAILABLE", process.stderr.read())
 
+    def test_the_example_tells_components_apart(self):
+        folder = self.folder / "pair"
+        for name, value in (("text", 3), ("vision", 5)):
+            (folder / name).mkdir(parents=True)
+            header = models.safetensors_header([("shared", "U8", [4], 4)])
+            (folder / name / "model.safetensors").write_bytes(header + bytes([value]) * 4)
+        self.serve("pair", 1, folder=folder)
+        done = subprocess.run(
+            ["/usr/bin/python3", "-B", str(self.examples / EXAMPLE.name), "--runtime-dir", str(self.daemon.runtime), "pair"],
+            capture_output=True, text=True, cwd="/", check=False, timeout=DEADLINE_S,
+            env=environment(PYTHONPATH=str(self.generated)), **as_user(CLIENT))
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.assertEqual(done.stdout.splitlines()[0], "pair@1 generation 1: 2 tensors")
+        self.assertRegex(done.stdout, r"(?m)^  text\S*/shared U8 \[4\]: \[3, 3, 3, 3\]$")
+        self.assertRegex(done.stdout, r"(?m)^  vision\S*/shared U8 \[4\]: \[5, 5, 5, 5\]$")
+
     def test_sidecar_files_come_by_the_same_ticket(self):
         self.serve("planner", 1)
         peer = self.peer()
