@@ -148,8 +148,15 @@ class Life(engine_case.Case):
             return pids and pathlib.Path(f"/proc/{pids[0]}/comm").read_text() == "sleep\n"
 
         wait_for("the program", asleep)
+        self.addCleanup(self.end, int(children.read_text()))
         os.write(ours, b"\x03")
         self.assertEqual(process.wait(harness.DEADLINE_S), 128 + signal.SIGINT)
+
+    def end(self, pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def test_the_program_has_the_environment_that_modelctl_was_given(self):
         self.daemon_with("mapped", "planner")

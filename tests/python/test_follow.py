@@ -207,11 +207,12 @@ class Follow(case.Case):
         async def wait():
             task = asyncio.create_task(client.changed())
             await asyncio.sleep(0)
-            # The loop looks at the descriptor only when the event has been cleared.
-            threading.Thread(target=self.swap, args=(2,)).start()
-            while not select.select([fd], [], [], harness.DEADLINE_S)[0]:
-                pass
-            client.clear_events()
+            # The loop looks at the descriptor only when all events have been cleared.
+            swap = threading.Thread(target=self.swap, args=(2,))
+            swap.start()
+            swap.join()
+            while select.select([fd], [], [], 0.5)[0]:
+                client.clear_events()
             await asyncio.wait_for(task, harness.DEADLINE_S)
 
         asyncio.run(wait())
